@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The one place that starts threads. Callers give the thread count; results must not depend on it, so a task writes
+// only what belongs to its own index.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#if defined(__SANITIZE_THREAD__)
+#include <atomic>
+#include <thread>
+#include <vector>
+#endif
+
+namespace scsa {
+
+// Calls fn(task, thread) once for every task in [0, n_tasks), thread in [0, n_threads), and waits for all of them.
+// Tasks are handed out in ascending order as threads become free. Runs on the calling thread alone when n_threads <= 1,
+// when there is only one task, or inside a parallel region. fn must not throw.
+template <class F>
+void ParallelFor(int n_threads, std::int64_t n_tasks, F&& fn) {
+  const int team = static_cast<int>(std::min<std::int64_t>(n_threads, n_tasks));
+  if (team <= 1 || omp_in_parallel() != 0) {
+    for (std::int64_t task = 0; task < n_tasks; ++task) fn(task, 0);
+    return;
+  }
+#if defined(__SANITIZE_THREAD__)
+  // ThreadSanitizer does not see libgomp's synchronisation (the library is not instrumented) and would report races
+  // that do not exist.
+  std::atomic<std::int64_t> next{0};
+  const auto work = [&](int thread) {
+    for (std::int64_t task = next.fetch_add(1); task < n_tasks; task = next.fetch_add(1)) fn(task, thread);
+  };
+  std::vector<std::thread> workers;
+  for (int thread = 1; thread < team; ++thread) workers.emplace_back(work, thread);
+  work(0);
+  for (std::thread& worker : workers) worker.join();
+#else
+#pragma omp parallel for num_threads(team) schedule(dynamic, 1)
+  for (std::int64_t task = 0; task < n_tasks; ++task) fn(task, omp_get_thread_num());
+#endif
+}
+
+}  // namespace scsa
