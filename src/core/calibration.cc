@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/calibration.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace scsa {
+namespace {
+
+constexpr double kNone = -std::numeric_limits<double>::infinity();
+
+// A mass and a numerator under a common gauge.
+struct Accumulator {
+  double mass = 0;
+  std::array<double, kMaxHeadDim> num{};
+
+  // Adds `weight` times (sum, num).
+  void Add(double weight, double sum, const float* vector, int head_dim) {
+    mass += weight * sum;
+    for (int d = 0; d < head_dim; ++d) num[d] += weight * vector[d];
+  }
+};
+
+float RelativeError(const Accumulator& opened, const Accumulator& tail, const float* exact, int head_dim) {
+  const double mass = opened.mass + tail.mass;
+  double difference = 0;
+  double norm = 0;
+  for (int d = 0; d < head_dim; ++d) {
+    const double delta = (opened.num[d] + tail.num[d]) / mass - exact[d];
+    difference += delta * delta;
+    norm += static_cast<double>(exact[d]) * exact[d];
+  }
+  if (difference == 0) return 0;
+  const double error = std::sqrt(difference / norm);
+  return std::isnan(error) ? std::numeric_limits<float>::infinity() : static_cast<float>(error);
+}
+
+}  // namespace
+
+void ReplayStops(const ReplayInputs& in, float errors[kTauGridSize]) {
+  const auto log_weight = [&](int c) { return static_cast<double>(in.logits[c]) + in.log_counts[c]; };
+  double gauge = std::max<double>(in.exact_rows.max[0], in.sink);
+  for (int c = 0; c < in.n_clusters; ++c) {
+    gauge = std::max({gauge, log_weight(c), static_cast<double>(in.opened.max[c * in.opened_stride])});
+  }
+  const auto weight = [gauge](double log) { return log == kNone ? 0.0 : std::exp(log - gauge); };
+
+  Accumulator opened;
+  Accumulator tail;
+  opened.Add(weight(in.exact_rows.max[0]), in.exact_rows.sum[0], in.exact_rows.num, in.head_dim);
+  opened.mass += weight(in.sink);
+  for (int c = 0; c < in.n_clusters; ++c) tail.Add(weight(log_weight(c)), 1, in.value_means[c], in.head_dim);
+
+  int done = 0;
+  for (int g = 0; g < kTauGridSize; ++g) {
+    for (; done < in.counts[g]; ++done) {
+      const int c = in.order[done];
+      const std::int64_t at = c * in.opened_stride;
+      tail.Add(-weight(log_weight(c)), 1, in.value_means[c], in.head_dim);
+      opened.Add(weight(in.opened.max[at]), in.opened.sum[at], in.opened.num + at * in.head_dim, in.head_dim);
+    }
+    // What the subtractions leave of an empty tail is rounding.
+    if (done == in.n_clusters) tail = Accumulator{};
+    errors[g] = RelativeError(opened, tail, in.exact_output, in.head_dim);
+  }
+}
+
+void CalibrationWindow::Start(float tolerance) {
+  for (auto& head : errors_) {
+    for (auto& values : head) values.clear();
+  }
+  tolerance_ = tolerance;
+  steps_ = 0;
+  open_ = true;
+}
+
+void CalibrationWindow::BeginStep() {
+  const std::size_t needed = static_cast<std::size_t>(steps_) + 1;
+  for (auto& head : errors_) {
+    for (auto& values : head) {
+      if (values.capacity() < needed) values.reserve(std::max<std::size_t>(32, 2 * needed));
+    }
+  }
+  for (auto& head : errors_) {
+    for (auto& values : head) values.resize(needed);
+  }
+  ++steps_;
+}
+
+void CalibrationWindow::Record(int q_head, const float errors[kTauGridSize]) {
+  for (int g = 0; g < kTauGridSize; ++g) errors_[q_head][g].back() = errors[g];
+}
+
+void CalibrationWindow::Finish(float tau_default, std::span<float> taus) {
+  open_ = false;
+  for (std::size_t h = 0; h < errors_.size(); ++h) {
+    if (steps_ == 0) {
+      taus[h] = tau_default;
+      continue;
+    }
+    const auto within = [&](const std::vector<float>& values) { return Median(values) <= tolerance_; };
+    const auto found = std::ranges::find_if(errors_[h], within);
+    taus[h] = found == errors_[h].end() ? kTauGrid[kTauGridSize - 1] : kTauGrid[found - errors_[h].begin()];
+  }
+}
+
+float Median(std::span<const float> values) {
+  std::vector<float> sorted(values.begin(), values.end());
+  std::ranges::sort(sorted);
+  const std::size_t middle = sorted.size() / 2;
+  if (sorted.size() % 2 == 1) return sorted[middle];
+  return 0.5f * sorted[middle - 1] + 0.5f * sorted[middle];
+}
+
+}  // namespace scsa

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calibration window: replaying the stop rule at every threshold of kTauGrid beside exact outputs, and choosing a
+// threshold per head from the errors.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/kernels.h"
+#include "scsa/layer.h"
+
+namespace scsa {
+
+// One query head of one step, with everything that the replay may combine. Nothing is owned.
+struct ReplayInputs {
+  int head_dim = 0;
+  int n_clusters = 0;
+  const std::int32_t* order = nullptr;   // OpenBestFirst at kTauGrid
+  const std::int32_t* counts = nullptr;  // [kTauGridSize]
+  // The head's state over the rows that are always exact (a state of one vector), and its attention-sink logit (-inf:
+  // none).
+  SoftmaxState exact_rows;
+  float sink = 0;
+  // States of the opened clusters: cluster c at max[c * opened_stride], sum[...] and num[c * opened_stride * head_dim].
+  SoftmaxState opened;
+  std::int64_t opened_stride = 1;
+  // Tail of cluster c: weight exp(log_weight) at value_mean, log_weight = logits[c] + log_counts[c].
+  const float* logits = nullptr;
+  const float* log_counts = nullptr;
+  const float* const* value_means = nullptr;
+  const float* exact_output = nullptr;  // [head_dim]
+};
+
+// errors[g] = |o_g - o| / |o|: o_g the output of stopping at kTauGrid[g] (counts[g] clusters opened, the others in the
+// tail), o the exact output. One pass over the clusters in opening order, each swapped from the tail to its opened
+// state; sums in double. 0 / 0 counts as 0, anything that is not a number as infinity. Thread-safe.
+void ReplayStops(const ReplayInputs& in, float errors[kTauGridSize]);
+
+// Recorded errors of one layer.
+class CalibrationWindow {
+ public:
+  explicit CalibrationWindow(int q_heads) : errors_(q_heads) {}
+
+  void Start(float tolerance);
+  bool open() const { return open_; }
+  int steps() const { return steps_; }
+  std::span<const float> Errors(int q_head, int grid_index) const { return errors_[q_head][grid_index]; }
+
+  // Makes room for one more step of every head; then Record (thread-safe between heads) fills it. Throws std::bad_alloc
+  // and is unchanged then.
+  void BeginStep();
+  void Record(int q_head, const float errors[kTauGridSize]);
+
+  // Closes the window: taus[h] = the largest grid value whose median error is within the tolerance, the smallest one
+  // when none is, tau_default when nothing was recorded.
+  void Finish(float tau_default, std::span<float> taus);
+
+ private:
+  std::vector<std::array<std::vector<float>, kTauGridSize>> errors_;  // [q_head][grid][step]
+  float tolerance_ = 0;
+  int steps_ = 0;
+  bool open_ = false;
+};
+
+// Median; of an even number of values the mean of the two middle ones. values is not empty.
+float Median(std::span<const float> values);
+
+}  // namespace scsa

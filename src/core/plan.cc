@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/plan.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "core/fingerprint.h"
+#include "core/kernels.h"
+#include "core/parallel.h"
+#include "hwy/cache_control.h"
+
+namespace scsa {
+namespace {
+
+// Largest magnitude that a packed row can hold: f16's largest finite value, or that value as the scale of 127 steps.
+float PackedLimit(PackedFormat format) { return format == PackedFormat::kF16 ? 65504.0f : 65504.0f * 127.0f; }
+
+// Largest |x|, or NaN when one is NaN.
+float MaxMagnitude(const float* x, int n) {
+  std::uint32_t largest = 0;
+  // The bit patterns of non-negative floats are ordered like the floats, with infinity and NaN at the top.
+  for (int i = 0; i < n; ++i) largest = std::max(largest, std::bit_cast<std::uint32_t>(x[i]) & 0x7FFFFFFFu);
+  return std::bit_cast<float>(largest);
+}
+
+template <class T>
+std::size_t HeldBytes(const std::vector<T>& v) {
+  return v.capacity() * sizeof(T);
+}
+
+std::uint32_t CacheFingerprint(const KvView& kv, std::int64_t row, int kv_head, int head_dim) {
+  return RowFingerprint(kv.KRow(row, kv_head), RowBytes(kv.k_type, head_dim), kv.VRow(row, kv_head),
+                        RowBytes(kv.v_type, head_dim));
+}
+
+void PackRow(const std::byte* row, DType type, const float* decoded, DType packed_type, int head_dim, std::byte* dst) {
+  if (type == packed_type) {
+    std::memcpy(dst, row, RowBytes(type, head_dim));
+  } else {
+    EncodeRow(decoded, packed_type, head_dim, dst);
+  }
+}
+
+Status BuildBlockOrThrow(const KvView& kv, int kv_head, int head_dim, std::int64_t begin, std::int64_t end,
+                         const Config& config, Block* block) {
+  const std::int64_t n = end - begin;
+  const float limit = PackedLimit(config.packed_format);
+  const DType packed_type = PackedType(config.packed_format);
+  const std::size_t packed_bytes = RowBytes(packed_type, head_dim);
+  const Status unpackable(StatusCode::kUnsupported,
+                          "a cached row holds a value that the packed format cannot represent");
+
+  Block out;
+  out.begin = begin;
+  out.end = end;
+  out.fingerprints.resize(n);
+  const auto keys = std::make_unique_for_overwrite<float[]>(n * head_dim);
+  for (std::int64_t i = 0; i < n; ++i) {
+    float* key = keys.get() + i * head_dim;
+    DecodeRow(kv.KRow(begin + i, kv_head), kv.k_type, head_dim, key);
+    if (!(MaxMagnitude(key, head_dim) <= limit)) return unpackable;
+    out.fingerprints[i] = CacheFingerprint(kv, begin + i, kv_head, head_dim);
+  }
+
+  out.partition = SplitFarthestDirection(keys.get(), n, head_dim, config.cluster_size);
+  out.n_clusters = static_cast<int>(std::ssize(out.partition.offsets)) - 1;
+  const std::size_t summary = static_cast<std::size_t>(out.n_clusters) * head_dim;
+  out.centroids.resize(summary);
+  out.value_means.resize(summary);
+  out.directions.resize(summary * config.rank);
+  out.residuals.resize(summary);
+  out.log_counts.resize(out.n_clusters);
+  out.packed_k = std::make_unique_for_overwrite<std::byte[]>(n * packed_bytes);
+  out.packed_v = std::make_unique_for_overwrite<std::byte[]>(n * packed_bytes);
+
+  MomentScratch scratch;
+  std::vector<float> value(head_dim);
+  for (int c = 0; c < out.n_clusters; ++c) {
+    const std::int64_t first = out.partition.offsets[c];
+    const std::span<const std::int32_t> members(out.partition.members.data() + first, out.RowsOf(c));
+    const std::int64_t at = std::int64_t{c} * head_dim;
+    ClusterMoments(keys.get(), members, head_dim, config.rank, config.power_iterations, scratch,
+                   out.centroids.data() + at, out.directions.data() + at * config.rank, out.residuals.data() + at);
+    out.log_counts[c] = std::log(static_cast<float>(members.size()));
+    const float inverse = 1.0f / static_cast<float>(members.size());
+    float* mean = out.value_means.data() + at;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      const std::int64_t row = begin + members[i];
+      PackRow(kv.KRow(row, kv_head), kv.k_type, keys.get() + std::int64_t{members[i]} * head_dim, packed_type, head_dim,
+              out.packed_k.get() + (first + i) * packed_bytes);
+      DecodeRow(kv.VRow(row, kv_head), kv.v_type, head_dim, value.data());
+      if (!(MaxMagnitude(value.data(), head_dim) <= limit)) return unpackable;
+      PackRow(kv.VRow(row, kv_head), kv.v_type, value.data(), packed_type, head_dim,
+              out.packed_v.get() + (first + i) * packed_bytes);
+      AddScaled(mean, value.data(), 1.0f, head_dim);
+    }
+    for (int d = 0; d < head_dim; ++d) mean[d] *= inverse;
+  }
+  *block = std::move(out);
+  return Status::Ok();
+}
+
+bool RowUnchanged(const KvView& kv, const Shape& shape, const Region& region, std::int64_t row) {
+  for (int kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+    if (CacheFingerprint(kv, region.begin + row, kv_head, shape.head_dim) != region.heads[kv_head].fingerprints[row]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The sampled rows lie far apart in memory: asking for all of them first overlaps what would be one miss after the
+// other.
+void PrefetchSample(const KvView& kv, const Shape& shape, std::span<const Region> regions, std::uint64_t call) {
+  constexpr std::size_t kLine = 64;
+  const auto prefetch = [](const std::byte* row, std::size_t bytes) {
+    for (std::size_t at = 0; at < bytes; at += kLine) hwy::Prefetch(row + at);
+  };
+  for (const Region& region : regions) {
+    for (const std::int64_t row : SampledRows(region.end - region.begin, call)) {
+      for (int kv_head = 0; kv_head < shape.kv_heads; ++kv_head) {
+        prefetch(kv.KRow(region.begin + row, kv_head), RowBytes(kv.k_type, shape.head_dim));
+        prefetch(kv.VRow(region.begin + row, kv_head), RowBytes(kv.v_type, shape.head_dim));
+        hwy::Prefetch(&region.heads[kv_head].fingerprints[row]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::size_t Block::SummaryBytes() const {
+  return sizeof(float) *
+         (centroids.size() + value_means.size() + directions.size() + residuals.size() + log_counts.size());
+}
+
+std::size_t Block::Bytes(std::size_t packed_row_bytes) const {
+  return HeldBytes(partition.members) + HeldBytes(partition.offsets) + HeldBytes(centroids) + HeldBytes(value_means) +
+         HeldBytes(directions) + HeldBytes(residuals) + HeldBytes(log_counts) + HeldBytes(fingerprints) +
+         2 * packed_row_bytes * n_rows();
+}
+
+Status BuildBlock(const KvView& kv, int kv_head, int head_dim, std::int64_t begin, std::int64_t end,
+                  const Config& config, Block* block) {
+  try {
+    return BuildBlockOrThrow(kv, kv_head, head_dim, begin, end, config, block);
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kOutOfMemory, std::string()};
+  }
+}
+
+std::size_t Plan::Bytes() const {
+  const std::size_t packed_row_bytes = RowBytes(PackedType(config_.packed_format), shape_.head_dim);
+  std::size_t bytes = HeldBytes(regions_);
+  for (const Region& region : regions_) {
+    bytes += HeldBytes(region.heads);
+    for (const Block& block : region.heads) bytes += block.Bytes(packed_row_bytes);
+  }
+  return bytes;
+}
+
+int Plan::DropFrom(std::size_t index) {
+  const int dropped = static_cast<int>(regions_.size() - index);
+  regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(index), regions_.end());
+  if (dropped > 0) retry_at_ = 0;
+  return dropped;
+}
+
+int Plan::DropAll() { return DropFrom(0); }
+
+int Plan::DropBeyond(std::int64_t n_prefix) {
+  std::size_t keep = 0;
+  while (keep < regions_.size() && regions_[keep].end <= n_prefix) ++keep;
+  return DropFrom(keep);
+}
+
+int Plan::DropWritten(std::span<const std::int64_t> rows) {
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t row : rows) {
+    if (row >= config_.sink) first = std::min(first, row);
+  }
+  return DropBeyond(first);
+}
+
+int Plan::DropChanged(const KvView& kv, Verify verify, int n_threads) {
+  if (regions_.empty()) return 0;
+  // Other row formats are another cache: nothing of the plan describes it, and fingerprints are not comparable.
+  if (kv.k_type != k_type_ || kv.v_type != v_type_) return DropAll();
+  if (verify == Verify::kNone) return 0;
+  if (verify == Verify::kSample) {
+    const std::uint64_t call = sample_++;
+    PrefetchSample(kv, shape_, regions_, call);
+    for (std::size_t r = 0; r < regions_.size(); ++r) {
+      const Region& region = regions_[r];
+      const auto unchanged = [&](std::int64_t row) { return RowUnchanged(kv, shape_, region, row); };
+      if (!std::ranges::all_of(SampledRows(region.end - region.begin, call), unchanged)) return DropFrom(r);
+    }
+    return 0;
+  }
+  // All heads of a row together, row by row: the order in which a cache usually lies in memory.
+  constexpr std::int64_t kChunkRows = 256;
+  const std::int64_t chunks = (config_.block_size + kChunkRows - 1) / kChunkRows;
+  std::atomic<std::size_t> first_changed{regions_.size()};
+  ParallelFor(n_threads, std::ssize(regions_) * chunks, [&](std::int64_t task, int) {
+    const std::size_t r = static_cast<std::size_t>(task / chunks);
+    const Region& region = regions_[r];
+    const std::int64_t end = std::min((task % chunks + 1) * kChunkRows, region.end - region.begin);
+    for (std::int64_t row = task % chunks * kChunkRows; row < end; ++row) {
+      if (RowUnchanged(kv, shape_, region, row)) continue;
+      std::size_t seen = first_changed.load();
+      while (r < seen && !first_changed.compare_exchange_weak(seen, r)) {
+      }
+      return;
+    }
+  });
+  return DropFrom(first_changed.load());
+}
+
+bool Plan::Due(std::int64_t n_prefix) const {
+  const std::int64_t sealable = n_prefix - config_.recent;
+  return sealable - sealed_end() >= config_.rebuild_interval && sealable >= retry_at_;
+}
+
+Status Plan::Extend(const KvView& kv, std::int64_t n_prefix, int n_threads, int* built) {
+  *built = 0;
+  if (!Due(n_prefix)) return Status::Ok();
+  const std::int64_t sealable = n_prefix - config_.recent;
+  try {
+    std::size_t kept = regions_.size();
+    if (kept > 0 && regions_.back().end - regions_.back().begin < config_.block_size) --kept;
+    const std::int64_t first = kept > 0 ? regions_[kept - 1].end : config_.sink;
+    std::vector<Region> fresh;
+    for (std::int64_t begin = first; begin < sealable; begin += config_.block_size) {
+      Region& region = fresh.emplace_back();
+      region.begin = begin;
+      region.end = std::min<std::int64_t>(begin + config_.block_size, sealable);
+      region.heads.resize(shape_.kv_heads);
+    }
+    std::vector<Status> results(fresh.size() * shape_.kv_heads);
+    ParallelFor(n_threads, std::ssize(results), [&](std::int64_t task, int) {
+      Region& region = fresh[task / shape_.kv_heads];
+      const int kv_head = static_cast<int>(task % shape_.kv_heads);
+      results[task] =
+          BuildBlock(kv, kv_head, shape_.head_dim, region.begin, region.end, config_, &region.heads[kv_head]);
+    });
+    for (const Status& result : results) {
+      if (!result.ok()) {
+        retry_at_ = sealable + config_.rebuild_interval;
+        return result;
+      }
+    }
+    regions_.reserve(kept + fresh.size());
+    regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(kept), regions_.end());
+    std::ranges::move(fresh, std::back_inserter(regions_));
+    k_type_ = kv.k_type;
+    v_type_ = kv.v_type;
+    *built = static_cast<int>(fresh.size());
+    return Status::Ok();
+  } catch (const std::bad_alloc&) {
+    retry_at_ = sealable + config_.rebuild_interval;
+    return {StatusCode::kOutOfMemory, std::string()};
+  }
+}
+
+std::array<std::int64_t, 2 + kRotatingSamples> SampledRows(std::int64_t n_rows, std::uint64_t call) {
+  // A stride near the golden section, made coprime to n_rows, spreads consecutive samples and still visits every row.
+  std::int64_t stride = std::max<std::int64_t>(1, static_cast<std::int64_t>(0.618 * static_cast<double>(n_rows)));
+  while (std::gcd(stride, n_rows) != 1) ++stride;
+  std::array<std::int64_t, 2 + kRotatingSamples> rows = {0, n_rows - 1};
+  for (int i = 0; i < kRotatingSamples; ++i) {
+    const std::uint64_t turn = (call * kRotatingSamples + i) % static_cast<std::uint64_t>(n_rows);
+    rows[2 + i] = static_cast<std::int64_t>(turn) * stride % n_rows;
+  }
+  return rows;
+}
+
+}  // namespace scsa

@@ -1,0 +1,605 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/step.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <new>
+#include <string>
+
+#include "core/kernels.h"
+#include "core/parallel.h"
+#include "core/workspace.h"
+
+namespace scsa {
+namespace {
+
+constexpr std::int64_t kExactPieceRows = 256;  // a multiple of 64
+constexpr float kNoMass = -std::numeric_limits<float>::infinity();
+
+bool IsVisible(const VisibleSets& visible, std::int64_t row) {
+  return visible.words == nullptr || ((visible.words[row / 64] >> (row % 64)) & 1) != 0;
+}
+
+// States of many vectors, vector i of which is at max[i], sum[i], num[i * head_dim].
+SoftmaxState TakeStates(ScratchLayout& layout, std::int64_t vectors, int head_dim) {
+  return {layout.Take<float>(vectors), layout.Take<float>(vectors), layout.Take<float>(vectors * head_dim)};
+}
+
+SoftmaxState At(const SoftmaxState& states, std::int64_t vector, int head_dim) {
+  return {states.max + vector, states.sum + vector, states.num + vector * head_dim};
+}
+
+void Clear(const SoftmaxState& state, std::int64_t vectors, int head_dim) {
+  std::fill_n(state.max, vectors, kNoMass);
+  std::fill_n(state.sum, vectors, 0.0f);
+  std::fill_n(state.num, vectors * head_dim, 0.0f);
+}
+
+// A stretch of adjacent opened clusters of one block that are opened by the same heads: packed rows [begin, end).
+struct PackedRun {
+  const Block* block = nullptr;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  HeadSet heads;
+
+  std::int64_t n_rows() const { return end - begin; }
+};
+
+// A fixed share of the sweep: n_rows rows of the runs of one KV head from row `offset` of run `run` on.
+struct SweepPiece {
+  int kv_head = 0;
+  std::int64_t run = 0;
+  std::int64_t offset = 0;
+  std::int64_t n_rows = 0;
+};
+
+// Per-thread copies of what the heads of a set need when they are not neighbours in the group.
+struct Gathered {
+  float* q = nullptr;
+  QuantizedQuery* quantized = nullptr;
+  SoftmaxState state;
+};
+
+// What a step derives from its arguments before anything is selected. All arrays are scratch memory.
+struct Prepared {
+  int group = 0;
+  int head_dim = 0;
+  int n_clusters = 0;                   // of one KV head; the split makes it the same for all
+  float* qs = nullptr;                  // [q_heads][head_dim], scale * q
+  float* qs_squared = nullptr;          // [q_heads][head_dim]
+  QuantizedQuery* quantized = nullptr;  // [q_heads], or nullptr when keys are packed as f16
+  Estimates estimates;                  // [q_heads][n_clusters]
+  SoftmaxState exact;                   // [q_heads], over the rows that are always exact
+  double* log_exact_mass = nullptr;     // [q_heads], attention sinks included
+};
+
+float SinkLogit(const LogitParams& params, int q_head) {
+  return params.sinks == nullptr ? kNoMass : params.sinks[q_head];
+}
+
+int CountClusters(std::span<const Region> regions) {
+  int n = 0;
+  for (const Region& region : regions) n += region.heads[0].n_clusters;
+  return n;
+}
+
+Status OutOfMemory() {
+  return {StatusCode::kOutOfMemory, "no memory for the scratch space of a sparse attention step"};
+}
+
+void* Reserve(const StepArgs& args, ScratchUser user, std::size_t bytes) {
+  // Never zero bytes, for which there would be no block to point to: nothing to read is not a lack of memory.
+  return args.workspace.impl().Reserve(user, std::max<std::size_t>(bytes, 1));
+}
+
+void AttendCacheRun(const StepArgs& args, const Prepared& prepared, int kv_head, const CacheRun& run,
+                    const std::uint64_t* const* visible, const SoftmaxState& state) {
+  RunArgs rows;
+  rows.head_dim = prepared.head_dim;
+  rows.n = prepared.group;
+  rows.q = prepared.qs + std::int64_t{kv_head} * prepared.group * prepared.head_dim;
+  rows.k = args.kv.KRow(run.begin, kv_head);
+  rows.v = args.kv.VRow(run.begin, kv_head);
+  rows.k_stride = args.kv.k_row_stride;
+  rows.v_stride = args.kv.v_row_stride;
+  rows.k_type = args.kv.k_type;
+  rows.v_type = args.kv.v_type;
+  rows.n_rows = run.n_rows;
+  if (run.masked) {
+    rows.visible = visible;
+    rows.first_bit = run.begin;
+  }
+  AttendRun(rows, state);
+}
+
+double LogExactMass(const SoftmaxState& exact, float sink) {
+  const double gauge = std::max(exact.max[0], sink);
+  if (gauge == -std::numeric_limits<double>::infinity()) return gauge;
+  return gauge + std::log(std::exp(exact.max[0] - gauge) * exact.sum[0] + std::exp(sink - gauge));
+}
+
+// Queries in every form that the step needs, exact rows and cluster estimates.
+Status Prepare(const StepArgs& args, Prepared* out) {
+  const int q_heads = args.shape.q_heads;
+  const int kv_heads = args.shape.kv_heads;
+  const int head_dim = args.shape.head_dim;
+  const int group = args.shape.group();
+  const int rank = args.config.rank;
+  const int n_clusters = CountClusters(args.regions);
+  const std::int64_t n_runs = std::ssize(args.exact_runs);
+  const std::int64_t n_regions = std::ssize(args.regions);
+  const int blocks_per_q = (head_dim + kQ8BlockSize - 1) / kQ8BlockSize;
+  const bool quantize = args.config.packed_format == PackedFormat::kQ8_0;
+
+  Prepared p;
+  SoftmaxState pieces;
+  std::int8_t* quantized_values = nullptr;
+  float* quantized_scales = nullptr;
+  float* scratch = nullptr;
+  int* first_cluster = nullptr;
+  const std::uint64_t** visible = nullptr;
+  const auto lay_out = [&](void* memory) {
+    ScratchLayout layout(memory);
+    p.qs = layout.Take<float>(std::size_t{1} * q_heads * head_dim);
+    p.qs_squared = layout.Take<float>(std::size_t{1} * q_heads * head_dim);
+    p.quantized = quantize ? layout.Take<QuantizedQuery>(q_heads) : nullptr;
+    quantized_values = layout.Take<std::int8_t>(std::size_t{1} * q_heads * blocks_per_q * kQ8BlockSize);
+    quantized_scales = layout.Take<float>(std::size_t{1} * q_heads * blocks_per_q);
+    p.estimates.logit = layout.Take<float>(std::size_t{1} * q_heads * n_clusters);
+    p.estimates.priority = layout.Take<float>(std::size_t{1} * q_heads * n_clusters);
+    p.estimates.stride = n_clusters;
+    scratch = layout.Take<float>(EstimateScratch(q_heads, n_clusters, rank));
+    p.exact = TakeStates(layout, q_heads, head_dim);
+    p.log_exact_mass = layout.Take<double>(q_heads);
+    pieces = TakeStates(layout, n_runs * q_heads, head_dim);
+    first_cluster = layout.Take<int>(n_regions);
+    visible = layout.Take<const std::uint64_t*>(group);
+    return layout.bytes();
+  };
+  void* memory = Reserve(args, ScratchUser::kLayer, lay_out(nullptr));
+  if (memory == nullptr) return OutOfMemory();
+  lay_out(memory);
+  p.group = group;
+  p.head_dim = head_dim;
+  p.n_clusters = n_clusters;
+
+  for (int h = 0; h < q_heads; ++h) {
+    const float* q = args.q.data + h * args.q.head_stride;
+    float* qs = p.qs + std::int64_t{h} * head_dim;
+    for (int d = 0; d < head_dim; ++d) {
+      qs[d] = args.params.scale * q[d];
+      p.qs_squared[std::int64_t{h} * head_dim + d] = qs[d] * qs[d];
+    }
+    if (quantize) {
+      std::int8_t* values = quantized_values + std::int64_t{h} * blocks_per_q * kQ8BlockSize;
+      float* scales = quantized_scales + std::int64_t{h} * blocks_per_q;
+      QuantizeQuery(q, head_dim, args.params.scale, values, scales);
+      p.quantized[h] = {values, scales};
+    }
+  }
+  std::fill_n(visible, group, args.visible.words);
+  for (std::int64_t r = 0, at = 0; r < n_regions; ++r) {
+    first_cluster[r] = static_cast<int>(at);
+    at += args.regions[r].heads[0].n_clusters;
+  }
+
+  // Tasks: every exact run and every block of every KV head.
+  const std::int64_t per_head = n_runs + n_regions;
+  ParallelFor(args.n_threads, per_head * kv_heads, [&](std::int64_t task, int) {
+    const int kv_head = static_cast<int>(task / per_head);
+    const std::int64_t item = task % per_head;
+    const std::int64_t first_q = std::int64_t{kv_head} * group;
+    if (item < n_runs) {
+      const SoftmaxState state = At(pieces, (kv_head * n_runs + item) * group, head_dim);
+      Clear(state, group, head_dim);
+      AttendCacheRun(args, p, kv_head, args.exact_runs[item], visible, state);
+      return;
+    }
+    const std::int64_t region = item - n_runs;
+    const std::int64_t cluster = first_cluster[region];
+    const std::int64_t at = first_q * n_clusters + cluster;
+    const Estimates estimates{p.estimates.logit + at, p.estimates.priority + at, n_clusters};
+    EstimateBlock(args.regions[region].heads[kv_head], head_dim, rank, group, p.qs + first_q * head_dim,
+                  p.qs_squared + first_q * head_dim, estimates,
+                  scratch + EstimateScratch(group, kv_head * n_clusters + static_cast<int>(cluster), rank));
+  });
+
+  Clear(p.exact, q_heads, head_dim);
+  for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    const SoftmaxState state = At(p.exact, std::int64_t{kv_head} * group, head_dim);
+    for (std::int64_t run = 0; run < n_runs; ++run) {
+      MergeStates(head_dim, group, At(pieces, (kv_head * n_runs + run) * group, head_dim), state);
+    }
+  }
+  for (int h = 0; h < q_heads; ++h) {
+    p.log_exact_mass[h] = LogExactMass(At(p.exact, h, head_dim), SinkLogit(args.params, h));
+  }
+  *out = p;
+  return Status::Ok();
+}
+
+// Attends packed rows [begin, end) of a block by neighbouring heads: `first` of the group on, as many as state holds.
+void AttendPacked(const StepArgs& args, int head_dim, int n, const float* q, const QuantizedQuery* quantized,
+                  const Block& block, std::int64_t begin, std::int64_t end, const SoftmaxState& state) {
+  const DType type = PackedType(args.config.packed_format);
+  const std::int64_t row_bytes = static_cast<std::int64_t>(RowBytes(type, head_dim));
+  RunArgs rows;
+  rows.head_dim = head_dim;
+  rows.n = n;
+  rows.q = q;
+  rows.quantized = quantized;
+  rows.k = block.packed_k.get() + begin * row_bytes;
+  rows.v = block.packed_v.get() + begin * row_bytes;
+  rows.k_stride = row_bytes;
+  rows.v_stride = row_bytes;
+  rows.k_type = type;
+  rows.v_type = type;
+  rows.n_rows = end - begin;
+  AttendRun(rows, state);
+}
+
+// The same by any set of heads. state holds the whole group.
+void AttendPackedBySet(const StepArgs& args, const Prepared& p, int kv_head, const PackedRun& run, std::int64_t begin,
+                       std::int64_t end, const SoftmaxState& state, const Gathered& gathered) {
+  const std::int64_t first_q = std::int64_t{kv_head} * p.group;
+  const int n = static_cast<int>(run.heads.count());
+  int first = 0;
+  while (!run.heads.test(first)) ++first;
+  int last = p.group - 1;
+  while (!run.heads.test(last)) --last;
+  const QuantizedQuery* quantized = p.quantized == nullptr ? nullptr : p.quantized + first_q;
+  const float* q = p.qs + first_q * p.head_dim;
+  if (last - first + 1 == n) {
+    AttendPacked(args, p.head_dim, n, q + std::int64_t{first} * p.head_dim,
+                 quantized == nullptr ? nullptr : quantized + first, *run.block, begin, end,
+                 At(state, first, p.head_dim));
+    return;
+  }
+  const auto copy = [&](const SoftmaxState& from, std::int64_t i, const SoftmaxState& to, std::int64_t j) {
+    to.max[j] = from.max[i];
+    to.sum[j] = from.sum[i];
+    std::copy_n(from.num + i * p.head_dim, p.head_dim, to.num + j * p.head_dim);
+  };
+  int j = 0;
+  for (int h = first; h <= last; ++h) {
+    if (!run.heads.test(h)) continue;
+    std::copy_n(q + std::int64_t{h} * p.head_dim, p.head_dim, gathered.q + std::int64_t{j} * p.head_dim);
+    if (quantized != nullptr) gathered.quantized[j] = quantized[h];
+    copy(state, h, gathered.state, j++);
+  }
+  AttendPacked(args, p.head_dim, n, gathered.q, quantized == nullptr ? nullptr : gathered.quantized, *run.block, begin,
+               end, gathered.state);
+  j = 0;
+  for (int h = first; h <= last; ++h) {
+    if (run.heads.test(h)) copy(gathered.state, j++, state, h);
+  }
+}
+
+// The opened set of every KV head as runs, and the folded tails. Scratch memory.
+struct Selected {
+  HeadSet* opened = nullptr;            // [kv_heads][n_clusters]
+  PackedRun* runs = nullptr;            // [kv_heads][n_clusters]
+  std::int64_t* n_runs = nullptr;       // [kv_heads]
+  std::int64_t* union_rows = nullptr;   // [kv_heads], rows in the runs
+  std::int64_t* opened_rows = nullptr;  // [kv_heads], the same counted once per head
+  SoftmaxState tail;                    // [q_heads]
+  Gathered* gathered = nullptr;         // [n_threads]
+};
+
+void SelectForKvHead(const StepArgs& args, const Prepared& p, std::span<const float> taus, int kv_head,
+                     std::int32_t* order, double* mass, const Selected& out) {
+  const std::int64_t first_q = std::int64_t{kv_head} * p.group;
+  HeadSet* opened = out.opened + std::int64_t{kv_head} * p.n_clusters;
+  std::fill_n(opened, p.n_clusters, HeadSet());
+  for (int h = 0; h < p.group; ++h) {
+    std::int32_t count = 0;
+    OpenBestFirst(p.estimates.priority + (first_q + h) * p.n_clusters, p.n_clusters, p.log_exact_mass[first_q + h],
+                  taus.subspan(first_q + h, 1), order, mass, std::span(&count, 1));
+    for (std::int32_t i = 0; i < count; ++i) opened[order[i]].set(h);
+  }
+  for (int h = 0; h < p.group; ++h) {
+    const SoftmaxState state = At(out.tail, first_q + h, p.head_dim);
+    Clear(state, 1, p.head_dim);
+    FoldTail(args.regions, kv_head, p.head_dim, h, p.estimates.logit + (first_q + h) * p.n_clusters, opened, state);
+  }
+
+  PackedRun* runs = out.runs + std::int64_t{kv_head} * p.n_clusters;
+  std::int64_t n_runs = 0;
+  std::int64_t union_rows = 0;
+  std::int64_t opened_rows = 0;
+  std::int64_t at = 0;
+  for (const Region& region : args.regions) {
+    const Block& block = region.heads[kv_head];
+    for (int c = 0; c < block.n_clusters; ++c) {
+      const HeadSet& heads = opened[at + c];
+      if (heads.none()) continue;
+      union_rows += block.RowsOf(c);
+      opened_rows += block.RowsOf(c) * static_cast<std::int64_t>(heads.count());
+      PackedRun* previous = n_runs > 0 ? &runs[n_runs - 1] : nullptr;
+      if (previous != nullptr && previous->block == &block && previous->end == block.partition.offsets[c] &&
+          previous->heads == heads) {
+        previous->end = block.partition.offsets[c + 1];
+      } else {
+        runs[n_runs++] = {&block, block.partition.offsets[c], block.partition.offsets[c + 1], heads};
+      }
+    }
+    at += block.n_clusters;
+  }
+  out.n_runs[kv_head] = n_runs;
+  out.union_rows[kv_head] = union_rows;
+  out.opened_rows[kv_head] = opened_rows;
+}
+
+Status Select(const StepArgs& args, const Prepared& p, std::span<const float> taus, Selected* out) {
+  const int kv_heads = args.shape.kv_heads;
+  const std::size_t clusters = static_cast<std::size_t>(p.n_clusters);
+  Selected s;
+  std::int32_t* order = nullptr;
+  double* mass = nullptr;
+  const auto lay_out = [&](void* memory) {
+    ScratchLayout layout(memory);
+    s.opened = layout.Take<HeadSet>(clusters * kv_heads);
+    s.runs = layout.Take<PackedRun>(clusters * kv_heads);
+    s.n_runs = layout.Take<std::int64_t>(kv_heads);
+    s.union_rows = layout.Take<std::int64_t>(kv_heads);
+    s.opened_rows = layout.Take<std::int64_t>(kv_heads);
+    s.tail = TakeStates(layout, args.shape.q_heads, p.head_dim);
+    order = layout.Take<std::int32_t>(clusters * kv_heads);
+    mass = layout.Take<double>(clusters * kv_heads);
+    s.gathered = layout.Take<Gathered>(args.n_threads);
+    for (int thread = 0; thread < args.n_threads; ++thread) {
+      Gathered gathered;
+      gathered.q = layout.Take<float>(std::size_t{1} * p.group * p.head_dim);
+      gathered.quantized = layout.Take<QuantizedQuery>(p.group);
+      gathered.state = TakeStates(layout, p.group, p.head_dim);
+      if (memory != nullptr) s.gathered[thread] = gathered;
+    }
+    return layout.bytes();
+  };
+  void* memory = Reserve(args, ScratchUser::kSelect, lay_out(nullptr));
+  if (memory == nullptr) return OutOfMemory();
+  lay_out(memory);
+  ParallelFor(args.n_threads, kv_heads, [&](std::int64_t kv_head, int) {
+    const std::size_t at = clusters * static_cast<std::size_t>(kv_head);
+    SelectForKvHead(args, p, taus, static_cast<int>(kv_head), order + at, mass + at, s);
+  });
+  *out = s;
+  return Status::Ok();
+}
+
+// Rows per piece of the sweep: about 32 pieces, within bounds that keep a piece worth a task. Depends on the opened set
+// alone.
+std::int64_t PieceRows(std::int64_t total_rows) {
+  return std::clamp<std::int64_t>((total_rows / 32 + 63) / 64 * 64, 128, 1024);
+}
+
+void AttendPiece(const StepArgs& args, const Prepared& p, const Selected& selected, const SweepPiece& piece,
+                 const SoftmaxState& state, const Gathered& gathered) {
+  const PackedRun* run = selected.runs + std::int64_t{piece.kv_head} * p.n_clusters + piece.run;
+  std::int64_t begin = run->begin + piece.offset;
+  for (std::int64_t left = piece.n_rows; left > 0;) {
+    const std::int64_t end = std::min(run->end, begin + left);
+    AttendPackedBySet(args, p, piece.kv_head, *run, begin, end, state, gathered);
+    left -= end - begin;
+    if (left > 0) begin = (++run)->begin;
+  }
+}
+
+// out = (exact numerator + tail numerator) / (exact mass + tail mass).
+void WriteOutput(const SoftmaxState& state, float sink, int head_dim, float* out) {
+  const float gauge = std::max(state.max[0], sink);
+  const float factor = std::exp(state.max[0] - gauge);
+  const float mass = factor * state.sum[0] + (sink == kNoMass ? 0.0f : std::exp(sink - gauge));
+  for (int d = 0; d < head_dim; ++d) out[d] = factor * state.num[d] / mass;
+}
+
+std::uint64_t SummaryBytes(std::span<const Region> regions) {
+  std::uint64_t bytes = 0;
+  for (const Region& region : regions) {
+    for (const Block& block : region.heads) bytes += block.SummaryBytes();
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::int64_t VisiblePrefix(const VisibleSets& visible, std::int64_t n_kv) {
+  if (visible.words == nullptr) return n_kv;
+  std::int64_t row = 0;
+  while (row < n_kv) {
+    const int ones = std::countr_one(visible.words[row / 64]);
+    row += ones;
+    if (ones < 64) break;
+  }
+  return std::min(row, n_kv);
+}
+
+std::int64_t ListExactRuns(const VisibleSets& visible, std::int64_t n_kv, std::int64_t n_prefix, std::int64_t sink,
+                           std::int64_t sealed_end, std::vector<CacheRun>* runs) {
+  runs->clear();
+  std::int64_t rows = 0;
+  const auto add_plain = [&](std::int64_t begin, std::int64_t end) {
+    rows += std::max<std::int64_t>(0, end - begin);
+    for (; begin < end; begin += kExactPieceRows) {
+      runs->push_back({begin, std::min(kExactPieceRows, end - begin), false});
+    }
+  };
+  add_plain(0, std::min(sink, n_prefix));
+  add_plain(sealed_end, n_prefix);
+  if (visible.words == nullptr) return rows;
+
+  // Behind the first hole: up to the next bitmap word in plain runs, then whole words.
+  std::int64_t row = n_prefix;
+  for (; row < n_kv && row % 64 != 0; ++row) {
+    if (!IsVisible(visible, row)) continue;
+    const std::int64_t begin = row;
+    while (row + 1 < n_kv && (row + 1) % 64 != 0 && IsVisible(visible, row + 1)) ++row;
+    add_plain(begin, row + 1);
+  }
+  while (row < n_kv) {
+    const auto word = [&](std::int64_t at) {
+      const std::uint64_t bits = visible.words[at / 64];
+      return n_kv - at >= 64 ? bits : bits & ((std::uint64_t{1} << (n_kv - at)) - 1);
+    };
+    if (word(row) == 0) {
+      row += 64;
+      continue;
+    }
+    const std::int64_t end = std::min(n_kv, row + kExactPieceRows);
+    runs->push_back({row, end - row, true});
+    for (; row < end; row += 64) rows += std::popcount(word(row));
+  }
+  return rows;
+}
+
+Status AttendSparse(const StepArgs& args, std::span<const float> taus, const OutView& out, LayerStats* stats) {
+  const int kv_heads = args.shape.kv_heads;
+  const int q_heads = args.shape.q_heads;
+  const int head_dim = args.shape.head_dim;
+  const int group = args.shape.group();
+  Prepared p;
+  if (Status status = Prepare(args, &p); !status.ok()) return status;
+  Selected selected;
+  if (Status status = Select(args, p, taus, &selected); !status.ok()) return status;
+
+  std::int64_t total_rows = 0;
+  for (int kv_head = 0; kv_head < kv_heads; ++kv_head) total_rows += selected.union_rows[kv_head];
+  const std::int64_t piece_rows = PieceRows(total_rows);
+  std::int64_t n_pieces = 0;
+  for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    n_pieces += (selected.union_rows[kv_head] + piece_rows - 1) / piece_rows;
+  }
+  SweepPiece* pieces = nullptr;
+  SoftmaxState states;
+  const auto lay_out = [&](void* memory) {
+    ScratchLayout layout(memory);
+    pieces = layout.Take<SweepPiece>(n_pieces);
+    states = TakeStates(layout, n_pieces * group, head_dim);
+    return layout.bytes();
+  };
+  // A call either sweeps or calibrates, so that the two share a buffer.
+  void* memory = Reserve(args, ScratchUser::kCalibration, lay_out(nullptr));
+  if (memory == nullptr) return OutOfMemory();
+  lay_out(memory);
+  SweepPiece* next = pieces;
+  for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    const PackedRun* runs = selected.runs + std::int64_t{kv_head} * p.n_clusters;
+    std::int64_t run = 0;
+    std::int64_t offset = 0;
+    for (std::int64_t left = selected.union_rows[kv_head]; left > 0;) {
+      const std::int64_t n_rows = std::min(piece_rows, left);
+      *next++ = {kv_head, run, offset, n_rows};
+      left -= n_rows;
+      offset += n_rows;
+      while (left > 0 && offset >= runs[run].n_rows()) offset -= runs[run++].n_rows();
+    }
+  }
+
+  ParallelFor(args.n_threads, n_pieces, [&](std::int64_t piece, int thread) {
+    const SoftmaxState state = At(states, piece * group, head_dim);
+    Clear(state, group, head_dim);
+    AttendPiece(args, p, selected, pieces[piece], state, selected.gathered[thread]);
+  });
+
+  for (std::int64_t piece = 0; piece < n_pieces; ++piece) {
+    MergeStates(head_dim, group, At(states, piece * group, head_dim),
+                At(p.exact, std::int64_t{pieces[piece].kv_head} * group, head_dim));
+  }
+  MergeStates(head_dim, q_heads, selected.tail, p.exact);
+  for (int h = 0; h < q_heads; ++h) {
+    WriteOutput(At(p.exact, h, head_dim), SinkLogit(args.params, h), head_dim, out.data + h * out.head_stride);
+  }
+
+  for (int kv_head = 0; kv_head < kv_heads; ++kv_head) stats->stat_opened_rows += selected.opened_rows[kv_head];
+  stats->stat_exact_rows += args.exact_rows * q_heads;
+  stats->stat_scored += std::uint64_t{1} * p.n_clusters * q_heads;
+  stats->stat_calls += q_heads;
+  stats->union_rows += total_rows + args.exact_rows * kv_heads;
+  stats->visible_rows += (args.exact_rows + args.regions.back().end - args.regions.front().begin) * kv_heads;
+  stats->bytes_read += 2 * RowBytes(PackedType(args.config.packed_format), head_dim) * total_rows;
+  stats->bytes_read +=
+      (RowBytes(args.kv.k_type, head_dim) + RowBytes(args.kv.v_type, head_dim)) * args.exact_rows * kv_heads;
+  stats->bytes_read += SummaryBytes(args.regions);
+  ++stats->sparse_steps;
+  return Status::Ok();
+}
+
+Status RecordStep(const StepArgs& args, const OutView& exact_output, CalibrationWindow* window) {
+  const int kv_heads = args.shape.kv_heads;
+  const int q_heads = args.shape.q_heads;
+  const int head_dim = args.shape.head_dim;
+  const int group = args.shape.group();
+  Prepared p;
+  if (Status status = Prepare(args, &p); !status.ok()) return status;
+
+  const std::size_t clusters = static_cast<std::size_t>(p.n_clusters);
+  SoftmaxState states;                  // [kv_heads][n_clusters][group]
+  const float** value_means = nullptr;  // [kv_heads][n_clusters]
+  float* log_counts = nullptr;          // [kv_heads][n_clusters]
+  std::int32_t* order = nullptr;        // [q_heads][n_clusters]
+  double* mass = nullptr;               // [q_heads][n_clusters]
+  const auto lay_out = [&](void* memory) {
+    ScratchLayout layout(memory);
+    states = TakeStates(layout, p.n_clusters * std::int64_t{q_heads}, head_dim);
+    value_means = layout.Take<const float*>(clusters * kv_heads);
+    log_counts = layout.Take<float>(clusters * kv_heads);
+    order = layout.Take<std::int32_t>(clusters * q_heads);
+    mass = layout.Take<double>(clusters * q_heads);
+    return layout.bytes();
+  };
+  void* memory = Reserve(args, ScratchUser::kCalibration, lay_out(nullptr));
+  if (memory == nullptr) return OutOfMemory();
+  lay_out(memory);
+  try {
+    window->BeginStep();
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  }
+
+  // What opening a cluster reads, for every cluster: exactly the rows and the scoring of the sparse sweep.
+  const std::int64_t n_regions = std::ssize(args.regions);
+  ParallelFor(args.n_threads, n_regions * kv_heads, [&](std::int64_t task, int) {
+    const int kv_head = static_cast<int>(task / n_regions);
+    const std::int64_t region = task % n_regions;
+    std::int64_t at = std::int64_t{kv_head} * p.n_clusters;
+    for (std::int64_t r = 0; r < region; ++r) at += args.regions[r].heads[kv_head].n_clusters;
+    const Block& block = args.regions[region].heads[kv_head];
+    const std::int64_t first_q = std::int64_t{kv_head} * group;
+    for (int c = 0; c < block.n_clusters; ++c) {
+      value_means[at + c] = block.value_means.data() + std::int64_t{c} * head_dim;
+      log_counts[at + c] = block.log_counts[c];
+      const SoftmaxState state = At(states, (at + c) * group, head_dim);
+      Clear(state, group, head_dim);
+      AttendPacked(args, head_dim, group, p.qs + first_q * head_dim,
+                   p.quantized == nullptr ? nullptr : p.quantized + first_q, block, block.partition.offsets[c],
+                   block.partition.offsets[c + 1], state);
+    }
+  });
+  ParallelFor(args.n_threads, q_heads, [&](std::int64_t h, int) {
+    const std::int64_t kv_head = h / group;
+    std::int32_t counts[kTauGridSize];
+    OpenBestFirst(p.estimates.priority + h * p.n_clusters, p.n_clusters, p.log_exact_mass[h], kTauGrid,
+                  order + h * p.n_clusters, mass + h * p.n_clusters, counts);
+    ReplayInputs replay;
+    replay.head_dim = head_dim;
+    replay.n_clusters = p.n_clusters;
+    replay.order = order + h * p.n_clusters;
+    replay.counts = counts;
+    replay.exact_rows = At(p.exact, h, head_dim);
+    replay.sink = SinkLogit(args.params, static_cast<int>(h));
+    replay.opened = At(states, kv_head * p.n_clusters * group + h % group, head_dim);
+    replay.opened_stride = group;
+    replay.logits = p.estimates.logit + h * p.n_clusters;
+    replay.log_counts = log_counts + kv_head * p.n_clusters;
+    replay.value_means = value_means + kv_head * p.n_clusters;
+    replay.exact_output = exact_output.data + h * exact_output.head_stride;
+    float errors[kTauGridSize];
+    ReplayStops(replay, errors);
+    window->Record(static_cast<int>(h), errors);
+  });
+  return Status::Ok();
+}
+
+}  // namespace scsa
