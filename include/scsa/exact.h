@@ -30,8 +30,8 @@ Status ValidateShape(const Shape& shape);
 // Exact attention of n_q decode queries over the visible rows:
 //   out[i, h] = sum_r exp(x_r) v_r / (sum_r exp(x_r) + exp(sink_h)),   x_r as LogitParams says.
 // Accumulates in f32. Each K and V row is read from memory once for all query heads of its KV head (and all query
-// rows). Work is split over (KV head, range of rows) in pieces that depend on the shape alone, so the output bits do not
-// depend on n_threads. Any mix of row types; strides as KvView says.
+// rows). Work is split over (KV head, range of rows) in pieces that depend on the shape alone, so the output bits do
+// not depend on n_threads. Any mix of row types; strides as KvView says.
 //
 // n_threads: OpenMP threads to use, at least 1. Called from inside a parallel region it runs on one thread.
 // Errors: kInvalidArgument (bad shape, view or parameter; `out` untouched), kOutOfMemory (`out` untouched).

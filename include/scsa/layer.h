@@ -20,6 +20,13 @@ inline constexpr int kTauGridSize = 13;
 inline constexpr float kTauGrid[kTauGridSize] = {0.5f,   0.4f,  0.3f,   0.25f,  0.2f,   0.15f, 0.1f,
                                                  0.075f, 0.05f, 0.035f, 0.025f, 0.015f, 0.01f};
 
+// The thresholds of preset `fast`: closer together where its calibrated thresholds fall.
+inline constexpr float kFastTauGrid[kTauGridSize] = {0.3f,   0.2f,   0.14f, 0.1f,   0.07f,   0.05f, 0.035f,
+                                                     0.025f, 0.015f, 0.01f, 0.005f, 0.0025f, 0.001f};
+constexpr std::span<const float, kTauGridSize> TauGrid(Preset preset) {
+  return preset == Preset::kFast ? std::span<const float, kTauGridSize>(kFastTauGrid) : kTauGrid;
+}
+
 // What happened so far in one layer. Rows are counted per KV head: a row that several query heads of a group read
 // counts once in `union_rows` and once per query head in `stat_opened_rows`. A block or region counts once, not per KV
 // head: all KV heads seal the same rows.
@@ -43,9 +50,11 @@ struct LayerStats {
 
 // How Attend looks for rows that changed behind the caller's back.
 enum class Verify : std::uint8_t {
-  kNone,    // trust NotifyWrites
-  kSample,  // the first, the last and two more rows of each block, so that each has its turn in (rows / 2) calls
-  kFull,    // every row of each block
+  kNone,  // trust NotifyWrites
+  // A few rows of each block, so that a rewritten block is noticed at once and a single row in its turn: with `seed`
+  // the first, the last and two more, each row once in (rows / 2) calls; with `fast` one row of one KV head.
+  kSample,
+  kFull,  // every row of each block
 };
 
 // Thread safety: none; one call at a time per layer. Different layers are independent.
@@ -56,9 +65,9 @@ class Layer {
   ~Layer();
 
   // Sparse attention of q over the visible rows of kv. Builds or extends the plan when it is due, so a call may take
-  // long once in rebuild_interval steps. Always answers: where no plan applies (nothing sealed yet, n_q > 1, the
-  // visible rows are no prefix, softcap > 0, out of memory) the answer is ExactAttention's, and stats() say so. A block
-  // is used only while every row that it covers is visible and unchanged. Errors are those of ExactAttention.
+  // long once in rebuild_interval steps. Always answers: where no plan applies (nothing sealed yet, n_q > 1 (seed), the
+  // visible rows are no prefix (seed), softcap > 0, out of memory) the answer is ExactAttention's, and stats() say so.
+  // A block is used only while every row that it covers is visible and unchanged. Errors are those of ExactAttention.
   Status Attend(const QueryView& q, const KvView& kv, const VisibleSets& visible, const LogitParams& params,
                 Verify verify, int n_threads, Workspace& workspace, const OutView& out);
 
@@ -68,23 +77,30 @@ class Layer {
   // Forgets every block. Calibration and counters stay.
   void DropPlans();
 
+  // Tells that the rows [0, end_row) of kv hold what they are going to hold: preset `fast` builds every block inside
+  // them that is not built yet, so that decoding starts with a finished plan. `seed` builds when a query needs it.
+  // kUnsupported (a row that is not finite) or kOutOfMemory: the blocks that failed stay unbuilt.
+  Status Seal(const KvView& kv, std::int64_t end_row, int n_threads);
+
   // Opens a calibration window: until FinishCalibration the layer answers exactly and records, per query head, the
-  // error that each threshold of kTauGrid would have produced. tolerance > 0: relative L2 error of a head's output.
+  // error that each threshold of tau_grid() would have produced. tolerance > 0: relative L2 error of a head's output.
   Status StartCalibration(float tolerance);
-  // Freezes, per query head, the largest threshold of kTauGrid whose median recorded error is within the tolerance (the
-  // smallest one when none is; tau_default where nothing was recorded). kFailedPrecondition outside a window.
+  // Freezes, per threshold, the largest value of tau_grid() at which the median (seed), or the mean over all query
+  // heads of the KV head (fast; interpolated between grid values), of the recorded errors is within the tolerance; the
+  // smallest one when none is; tau_default where nothing was recorded. kFailedPrecondition outside a window.
   Status FinishCalibration();
   bool calibrating() const;
   // Steps recorded in the present or last window.
   int calibration_steps() const;
-  // Recorded errors of one query head at kTauGrid[grid_index], one per recorded step. Empty before a window.
+  std::span<const float, kTauGridSize> tau_grid() const;
+  // Recorded errors of one query head at tau_grid()[grid_index], one per recorded step. Empty before a window.
   std::span<const float> CalibrationErrors(int q_head, int grid_index) const;
 
-  // Threshold per query head: opening stops once the estimated attention mass of the closed clusters falls below this
-  // fraction of the estimated mass of all clusters plus the exact mass of everything else (first, unsealed and
-  // uncovered rows, attention sink).
+  // Thresholds, one per query head (seed) or per KV head (fast): opening stops once the estimated attention mass of the
+  // closed clusters falls below this fraction of the estimated mass of all clusters plus the exact mass of everything
+  // else (first, unsealed and uncovered rows, attention sink).
   std::span<const float> taus() const;
-  Status SetTau(int q_head, float tau);  // tau in [0, 1]; 0 opens every cluster
+  Status SetTau(int head, float tau);  // tau in [0, 1]; 0 opens every cluster
 
   // Runs the per-head work on the calling thread (diagnosis). Results are the same bits.
   void set_serial(bool serial);

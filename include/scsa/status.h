@@ -8,12 +8,12 @@ namespace scsa {
 
 enum class StatusCode {
   kOk = 0,
-  kInvalidArgument,  // a value the caller passed is out of its documented range
-  kUnsupported,      // a valid request that this build or shape cannot serve
-  kOutOfMemory,      // an allocation failed; the object is unchanged and still usable
-  kNotFound,         // a file or entry does not exist
-  kParseError,       // a text could not be understood; nothing was changed
-  kIoError,          // reading or writing a file failed
+  kInvalidArgument,     // a value the caller passed is out of its documented range
+  kUnsupported,         // a valid request that this build or shape cannot serve
+  kOutOfMemory,         // an allocation failed; the object is unchanged and still usable
+  kNotFound,            // a file or entry does not exist
+  kParseError,          // a text could not be understood; nothing was changed
+  kIoError,             // reading or writing a file failed
   kFailedPrecondition,  // the call is valid, but not in the object's present state
 };
 

@@ -12,8 +12,8 @@ namespace scsa {
 // Element formats of cached rows. kQ8_0 is ggml's block format: 32 signed 8-bit values behind one f16 scale (34 bytes).
 enum class DType : std::uint8_t { kF32, kF16, kBF16, kQ8_0 };
 
-inline constexpr int kQ8BlockSize = 32;    // values per q8_0 block
-inline constexpr int kQ8BlockBytes = 34;   // bytes per q8_0 block
+inline constexpr int kQ8BlockSize = 32;   // values per q8_0 block
+inline constexpr int kQ8BlockBytes = 34;  // bytes per q8_0 block
 inline constexpr int kMaxHeadDim = 512;
 inline constexpr int kMaxQHeads = 128;
 inline constexpr int kMaxKvHeads = 64;
@@ -22,10 +22,13 @@ inline constexpr int kMaxKvHeads = 64;
 // with zeros.
 constexpr std::size_t RowBytes(DType type, int head_dim) {
   switch (type) {
-    case DType::kF32: return std::size_t{4} * head_dim;
+    case DType::kF32:
+      return std::size_t{4} * head_dim;
     case DType::kF16:
-    case DType::kBF16: return std::size_t{2} * head_dim;
-    case DType::kQ8_0: return std::size_t{kQ8BlockBytes} * ((head_dim + kQ8BlockSize - 1) / kQ8BlockSize);
+    case DType::kBF16:
+      return std::size_t{2} * head_dim;
+    case DType::kQ8_0:
+      return std::size_t{kQ8BlockBytes} * ((head_dim + kQ8BlockSize - 1) / kQ8BlockSize);
   }
   return 0;
 }
@@ -75,9 +78,9 @@ struct OutView {
   std::int64_t head_stride = 0;
 };
 
-// Which cache rows a query row may see: bit r % 64 of words[i * row_stride + r / 64] is set when query row i sees row r.
-// Bits at and after n_kv are ignored. words == nullptr: every query row sees all n_kv rows.
-// A query row that sees nothing gets zeros (and, with attention sinks, also zeros: the sink holds all the mass).
+// Which cache rows a query row may see: bit r % 64 of words[i * row_stride + r / 64] is set when query row i sees row
+// r. Bits at and after n_kv are ignored. words == nullptr: every query row sees all n_kv rows. A query row that sees
+// nothing gets zeros (and, with attention sinks, also zeros: the sink holds all the mass).
 struct VisibleSets {
   const std::uint64_t* words = nullptr;
   std::int64_t row_stride = 0;  // words, at least ceil(n_kv / 64)

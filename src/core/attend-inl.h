@@ -40,6 +40,7 @@ namespace scsa {
 namespace HWY_NAMESPACE {
 
 inline constexpr std::size_t kTileRows = 64;
+inline constexpr std::size_t kLineBytes = 64;
 inline constexpr std::size_t kMaxSlab = 4;
 // Row pointers are repeated up to a multiple of the largest row block, so that scoring has no remainder.
 inline constexpr std::size_t kRowBlock = 8;
@@ -420,6 +421,19 @@ inline void ScoreSlabQuantized(int head_dim, const QuantizedQuery* const* querie
   kQuantizedFunctions[n - 1](blocks, values, scales, k, count, logits, fetch);
 }
 
+// Scattered rows defeat the hardware's prefetchers: asks for those of the tile that starts at place `first`.
+inline void FetchScattered(const RunArgs& args, std::int64_t first) {
+  const std::int64_t end = std::min(args.n_rows, first + static_cast<std::int64_t>(kTileRows));
+  const std::size_t k_bytes = RowBytes(args.k_type, args.head_dim);
+  const std::size_t v_bytes = RowBytes(args.v_type, args.head_dim);
+  for (std::int64_t place = first; place < end; ++place) {
+    const std::byte* k = args.k + args.rows[place] * args.k_stride;
+    const std::byte* v = args.v + args.rows[place] * args.v_stride;
+    for (std::size_t at = 0; at < k_bytes; at += kLineBytes) hwy::Prefetch(k + at);
+    for (std::size_t at = 0; at < v_bytes; at += kLineBytes) hwy::Prefetch(v + at);
+  }
+}
+
 template <class D>
 void AttendRunWith(D d, const RunArgs& args, const SoftmaxState& state) {
   const ScoreFunction<D>* score = ScoreFunctions<D>(args.k_type);
@@ -450,7 +464,14 @@ void AttendRunWith(D d, const RunArgs& args, const SoftmaxState& state) {
     const std::uint8_t* const tile_k = k + first * args.k_stride;
     const std::uint8_t* const tile_v = v + first * args.v_stride;
     std::size_t count = 0;
-    if (whole) {
+    if (args.rows != nullptr) {
+      for (; count < in_tile; ++count) {
+        const std::int64_t row = args.rows[first + static_cast<std::int64_t>(count)];
+        k_rows[count] = k + row * args.k_stride;
+        v_rows[count] = v + row * args.v_stride;
+      }
+      FetchScattered(args, first + kTileRows);
+    } else if (whole) {
       for (; count < in_tile; ++count) {
         k_rows[count] = tile_k + static_cast<std::int64_t>(count) * args.k_stride;
         v_rows[count] = tile_v + static_cast<std::int64_t>(count) * args.v_stride;
@@ -518,6 +539,34 @@ void ScoreRowsWith(D d, int head_dim, int n, const float* q, const std::byte* k,
         std::memcpy(logits + (i + static_cast<std::int64_t>(s)) * logits_stride + first, tile + s * kTileRows,
                     count * sizeof(float));
       }
+    }
+  }
+}
+
+template <class D>
+void AccumulateRowsWith(D d, int head_dim, int n, const float* weights, std::int64_t weights_stride, const std::byte* v,
+                        std::int64_t v_stride, DType v_type, const std::int32_t* rows, std::int64_t n_rows,
+                        float* num) {
+  const ValueFunction<D>* add_values = ValueFunctions<D>(v_type);
+  const auto* base = reinterpret_cast<const std::uint8_t*>(v);
+  HWY_ALIGN float tile[kMaxSlab * kTileRows];
+  const std::uint8_t* v_rows[kTileRows];
+  Fetcher no_fetch(FetchHint(), n_rows);
+  for (std::int64_t first = 0; first < n_rows; first += kTileRows) {
+    const std::size_t count = static_cast<std::size_t>(std::min<std::int64_t>(kTileRows, n_rows - first));
+    for (std::size_t r = 0; r < count; ++r) {
+      const std::int64_t place = first + static_cast<std::int64_t>(r);
+      v_rows[r] = base + (rows == nullptr ? place : rows[place]) * v_stride;
+    }
+    for (int i = 0; i < n; i += static_cast<int>(kMaxSlab)) {
+      const std::size_t slab = static_cast<std::size_t>(std::min(n - i, static_cast<int>(kMaxSlab)));
+      float* sums[kMaxSlab];
+      for (std::size_t s = 0; s < slab; ++s) {
+        const std::int64_t vector = i + static_cast<std::int64_t>(s);
+        sums[s] = num + vector * head_dim;
+        std::memcpy(tile + s * kTileRows, weights + vector * weights_stride + first, count * sizeof(float));
+      }
+      add_values[slab - 1](d, static_cast<std::size_t>(head_dim), tile, v_rows, count, sums, no_fetch);
     }
   }
 }

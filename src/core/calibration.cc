@@ -92,16 +92,37 @@ void CalibrationWindow::Record(int q_head, const float errors[kTauGridSize]) {
   for (int g = 0; g < kTauGridSize; ++g) errors_[q_head][g].back() = errors[g];
 }
 
-void CalibrationWindow::Finish(float tau_default, std::span<float> taus) {
+float CalibrationWindow::Statistic(CalibrationStatistic statistic, std::size_t first_head, std::size_t n_heads,
+                                   int grid_index) const {
+  std::vector<float> values;
+  for (std::size_t h = first_head; h < first_head + n_heads; ++h) {
+    values.insert(values.end(), errors_[h][grid_index].begin(), errors_[h][grid_index].end());
+  }
+  if (statistic == CalibrationStatistic::kMedian) return Median(values);
+  double sum = 0;
+  for (const float value : values) sum += value;
+  return static_cast<float>(sum / static_cast<double>(values.size()));
+}
+
+void CalibrationWindow::Finish(CalibrationStatistic statistic, float tau_default, std::span<float> taus) {
   open_ = false;
-  for (std::size_t h = 0; h < errors_.size(); ++h) {
-    if (steps_ == 0) {
-      taus[h] = tau_default;
-      continue;
+  const std::size_t group = errors_.size() / taus.size();
+  for (std::size_t h = 0; h < taus.size(); ++h) {
+    taus[h] = tau_default;
+    if (steps_ == 0) continue;
+    float looser = 0;  // the statistic one grid value before
+    for (int g = 0; g < kTauGridSize; ++g) {
+      const float error = Statistic(statistic, h * group, group, g);
+      taus[h] = grid_[g];
+      if (error <= tolerance_) {
+        if (statistic == CalibrationStatistic::kMean && g > 0 && std::isfinite(looser)) {
+          const float part = (tolerance_ - error) / (looser - error);
+          taus[h] = grid_[g] * std::pow(grid_[g - 1] / grid_[g], part);
+        }
+        break;
+      }
+      looser = error;
     }
-    const auto within = [&](const std::vector<float>& values) { return Median(values) <= tolerance_; };
-    const auto found = std::ranges::find_if(errors_[h], within);
-    taus[h] = found == errors_[h].end() ? kTauGrid[kTauGridSize - 1] : kTauGrid[found - errors_[h].begin()];
   }
 }
 

@@ -42,11 +42,12 @@ void ReplayStops(const ReplayInputs& in, float errors[kTauGridSize]);
 // Recorded errors of one layer.
 class CalibrationWindow {
  public:
-  explicit CalibrationWindow(int q_heads) : errors_(q_heads) {}
+  CalibrationWindow(int q_heads, std::span<const float, kTauGridSize> grid) : grid_(grid), errors_(q_heads) {}
 
   void Start(float tolerance);
   bool open() const { return open_; }
   int steps() const { return steps_; }
+  std::span<const float, kTauGridSize> grid() const { return grid_; }
   std::span<const float> Errors(int q_head, int grid_index) const { return errors_[q_head][grid_index]; }
 
   // Makes room for one more step of every head; then Record (thread-safe between heads) fills it. Throws std::bad_alloc
@@ -54,11 +55,16 @@ class CalibrationWindow {
   void BeginStep();
   void Record(int q_head, const float errors[kTauGridSize]);
 
-  // Closes the window: taus[h] = the largest grid value whose median error is within the tolerance, the smallest one
-  // when none is, tau_default when nothing was recorded.
-  void Finish(float tau_default, std::span<float> taus);
+  // Closes the window. taus holds one threshold per query head, or one per KV head, which then pools the errors of its
+  // query heads: the largest grid value at which the statistic of the errors is within the tolerance, the smallest one
+  // when none is, tau_default when nothing was recorded. With kMean the threshold moves on towards the next larger grid
+  // value, to where the mean, taken as linear in log tau between the two, meets the tolerance.
+  void Finish(CalibrationStatistic statistic, float tau_default, std::span<float> taus);
 
  private:
+  float Statistic(CalibrationStatistic statistic, std::size_t first_head, std::size_t n_heads, int grid_index) const;
+
+  std::span<const float, kTauGridSize> grid_;
   std::vector<std::array<std::vector<float>, kTauGridSize>> errors_;  // [q_head][grid][step]
   float tolerance_ = 0;
   int steps_ = 0;

@@ -49,6 +49,9 @@ struct RunArgs {
   DType k_type = DType::kF16;
   DType v_type = DType::kF16;
   std::int64_t n_rows = 0;
+  // nullptr: the rows follow each other. Otherwise n_rows places: row r is at k + rows[r] * k_stride (v likewise), and
+  // `visible` must be nullptr.
+  const std::int32_t* rows = nullptr;
 
   // nullptr: every query vector sees every row. Otherwise n bitmaps; bit (first_bit + r) of visible[i] (counted in
   // 64-bit words) says whether vector i sees row r. first_bit is a multiple of 64.
@@ -66,6 +69,11 @@ void AttendRun(const RunArgs& args, const SoftmaxState& state);
 // logits[i * logits_stride + r] = q_i . k_r over f32, f16, bf16 or q8_0 rows (no softcap): centroid scores.
 void ScoreRows(int head_dim, int n, const float* q, const std::byte* k, std::int64_t k_stride, DType k_type,
                std::int64_t n_rows, float* logits, std::int64_t logits_stride);
+
+// num[i] += sum_r weights[i * weights_stride + r] v_r for n vectors of weights over n_rows rows of any format, num
+// being [n][head_dim]. rows: nullptr, or n_rows places as in RunArgs.
+void AccumulateRows(int head_dim, int n, const float* weights, std::int64_t weights_stride, const std::byte* v,
+                    std::int64_t v_stride, DType v_type, const std::int32_t* rows, std::int64_t n_rows, float* num);
 
 // Folds state `src` into `dst` (both of n vectors).
 void MergeStates(int head_dim, int n, const SoftmaxState& src, const SoftmaxState& dst);

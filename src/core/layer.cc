@@ -1,34 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scsa/layer.h"
 
-#include <chrono>
 #include <cmath>
 #include <new>
 #include <string>
 #include <utility>
 
 #include "core/layer_impl.h"
+#include "core/seed_method.h"
 #include "core/validate.h"
 
 namespace scsa {
 namespace {
 
-// Brings the plan in line with what the query sees and, when it is due, extends it.
-void Maintain(Layer::Impl& layer, const KvView& kv, std::int64_t n_prefix, Verify verify, int n_threads) {
-  layer.stats.dropped_blocks += layer.plan.DropBeyond(n_prefix);
-  const int changed = layer.plan.DropChanged(kv, verify, n_threads);
-  layer.stats.dropped_blocks += changed;
-  // Rows that were just found to have changed may still be changing: this call attends to them exactly.
-  if (changed > 0 || !layer.plan.Due(n_prefix)) return;
-  const auto start = std::chrono::steady_clock::now();
-  int built = 0;
-  if (!layer.plan.Extend(kv, n_prefix, n_threads, &built).ok()) ++layer.stats.build_failures;
-  layer.stats.rebuild_count += built;
-  layer.stats.build_ns +=
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+std::unique_ptr<SparseMethod> MakeMethod(const Shape& shape, const Config& config) {
+  if (config.preset == Preset::kFast) return MakeFastMethod(shape, config);
+  return std::make_unique<SeedMethod>(shape, config);
 }
 
 }  // namespace
+
+Layer::Impl::Impl(const Shape& layer_shape, const Config& layer_config)
+    : shape(layer_shape),
+      config(layer_config),
+      method(MakeMethod(layer_shape, layer_config)),
+      window(layer_shape.q_heads, TauGrid(layer_config.preset)),
+      taus(layer_config.preset == Preset::kFast ? layer_shape.kv_heads : layer_shape.q_heads,
+           layer_config.tau_default) {}
 
 Layer::Layer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Layer::~Layer() = default;
@@ -55,39 +53,30 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
     if (status.ok()) ++layer.stats.exact_steps;
     return status;
   };
-  if (q.n_q != 1 || params.softcap > 0) return answer_exactly();
-
-  const std::int64_t n_prefix = VisiblePrefix(visible, kv.n_kv);
-  Maintain(layer, kv, n_prefix, verify, n_threads);
-  if (layer.plan.regions().empty()) return answer_exactly();
-
-  std::int64_t exact_rows = 0;
-  try {
-    exact_rows =
-        ListExactRuns(visible, kv.n_kv, n_prefix, layer.config.sink, layer.plan.sealed_end(), &layer.exact_runs);
-  } catch (const std::bad_alloc&) {
-    return answer_exactly();
-  }
-  const StepArgs step{layer.shape, layer.config,     layer.plan.regions(), q,         kv,       visible,
-                      params,      layer.exact_runs, exact_rows,           n_threads, workspace};
+  const LayerCall call{q, kv, visible, params, verify, n_threads, workspace};
+  if (!layer.method->Prepare(call, &layer.stats)) return answer_exactly();
   if (layer.window.open()) {
     if (Status status = exact(); !status.ok()) return status;
-    if (RecordStep(step, out, &layer.window).ok()) {
+    if (layer.method->Record(call, out, &layer.window).ok()) {
       ++layer.stats.calibration_steps;
     } else {
       ++layer.stats.exact_steps;
     }
     return Status::Ok();
   }
-  if (AttendSparse(step, layer.taus, out, &layer.stats).ok()) return Status::Ok();
+  if (layer.method->Attend(call, layer.taus, out, &layer.stats).ok()) return Status::Ok();
   return answer_exactly();
 }
 
-void Layer::NotifyWrites(std::span<const std::int64_t> rows) {
-  impl_->stats.dropped_blocks += impl_->plan.DropWritten(rows);
+Status Layer::Seal(const KvView& kv, std::int64_t end_row, int n_threads) {
+  return impl_->method->Seal(kv, end_row, impl_->serial ? 1 : n_threads, &impl_->stats);
 }
 
-void Layer::DropPlans() { impl_->stats.dropped_blocks += impl_->plan.DropAll(); }
+void Layer::NotifyWrites(std::span<const std::int64_t> rows) {
+  impl_->stats.dropped_blocks += impl_->method->DropWritten(rows);
+}
+
+void Layer::DropPlans() { impl_->stats.dropped_blocks += impl_->method->DropAll(); }
 
 Status Layer::StartCalibration(float tolerance) {
   if (!(tolerance > 0.0f && std::isfinite(tolerance))) {
@@ -102,7 +91,7 @@ Status Layer::FinishCalibration() {
     return {StatusCode::kFailedPrecondition, "no calibration window is open: call StartCalibration first"};
   }
   try {
-    impl_->window.Finish(impl_->config.tau_default, impl_->taus);
+    impl_->window.Finish(impl_->config.statistic, impl_->config.tau_default, impl_->taus);
   } catch (const std::bad_alloc&) {
     return {StatusCode::kOutOfMemory, "no memory to evaluate the calibration window"};
   }
@@ -119,13 +108,15 @@ std::span<const float> Layer::CalibrationErrors(int q_head, int grid_index) cons
 
 std::span<const float> Layer::taus() const { return impl_->taus; }
 
-Status Layer::SetTau(int q_head, float tau) {
-  if (q_head < 0 || q_head >= impl_->shape.q_heads) {
-    return Status::Invalid("query head " + std::to_string(q_head) + " does not exist, there are " +
-                           std::to_string(impl_->shape.q_heads));
+std::span<const float, kTauGridSize> Layer::tau_grid() const { return impl_->window.grid(); }
+
+Status Layer::SetTau(int head, float tau) {
+  if (head < 0 || head >= std::ssize(impl_->taus)) {
+    return Status::Invalid("head " + std::to_string(head) + " has no threshold, there are " +
+                           std::to_string(impl_->taus.size()));
   }
   if (!(tau >= 0.0f && tau <= 1.0f)) return Status::Invalid("tau is " + std::to_string(tau) + ", must be in [0, 1]");
-  impl_->taus[q_head] = tau;
+  impl_->taus[head] = tau;
   return Status::Ok();
 }
 
@@ -135,11 +126,11 @@ const Config& Layer::config() const { return impl_->config; }
 
 LayerStats Layer::stats() const {
   LayerStats stats = impl_->stats;
-  stats.plan_bytes = impl_->plan.Bytes();
+  stats.plan_bytes = impl_->method->PlanBytes();
   return stats;
 }
 
 void Layer::ResetStats() { impl_->stats = LayerStats{}; }
-std::int64_t Layer::sealed_end() const { return impl_->plan.sealed_end(); }
+std::int64_t Layer::sealed_end() const { return impl_->method->sealed_end(); }
 
 }  // namespace scsa

@@ -1,30 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "core/calibration.h"
-#include "core/plan.h"
-#include "core/step.h"
+#include "core/method.h"
 #include "scsa/layer.h"
 
 namespace scsa {
 
 struct Layer::Impl {
-  Impl(const Shape& layer_shape, const Config& layer_config)
-      : shape(layer_shape),
-        config(layer_config),
-        plan(layer_shape, layer_config),
-        window(layer_shape.q_heads),
-        taus(layer_shape.q_heads, layer_config.tau_default) {}
+  Impl(const Shape& layer_shape, const Config& layer_config);  // throws std::bad_alloc
 
   Shape shape;
   Config config;
-  Plan plan;
+  std::unique_ptr<SparseMethod> method;
   CalibrationWindow window;
-  std::vector<float> taus;  // [q_heads]
+  std::vector<float> taus;  // per query head (seed) or per KV head (fast)
   LayerStats stats;         // plan_bytes is filled in when it is asked for
-  std::vector<CacheRun> exact_runs;
   bool serial = false;
 };
 

@@ -24,7 +24,44 @@ bool IsKnown(DType type) {
   return false;
 }
 
+// What fixed blocks need besides: whole words of visible sets, vectors of clusters, 16-bit member indices.
+Status ValidateBlocks(const Config& config) {
+  if (config.block_size % 64 != 0 || config.block_size > 32768) {
+    return OutOfRange("block_size", config.block_size, "a multiple of 64 up to 32768");
+  }
+  if (config.block_size % config.cluster_size != 0 || config.block_size / config.cluster_size % 8 != 0) {
+    return Status::Invalid("cluster_size is " + std::to_string(config.cluster_size) +
+                           ", must divide block_size into a multiple of 8 clusters");
+  }
+  if (config.sink >= config.block_size) return OutOfRange("sink", config.sink, "less than block_size");
+  return Status::Ok();
+}
+
 }  // namespace
+
+Config ConfigFor(Preset preset) {
+  Config config;
+  if (preset == Preset::kFast) {
+    config.preset = Preset::kFast;
+    config.cluster_size = 8;
+    config.block_size = 256;
+    config.packed_format = PackedFormat::kNone;
+    config.power_iterations = 3;
+    config.statistic = CalibrationStatistic::kMean;
+  }
+  return config;
+}
+
+const char* PresetName(Preset preset) { return preset == Preset::kFast ? "fast" : "seed"; }
+
+bool ParsePreset(std::string_view name, Preset* preset) {
+  for (const Preset known : {Preset::kSeed, Preset::kFast}) {
+    if (name != PresetName(known)) continue;
+    *preset = known;
+    return true;
+  }
+  return false;
+}
 
 Status ValidateShape(const Shape& shape) {
   if (shape.kv_heads < 1 || shape.kv_heads > kMaxKvHeads) return OutOfRange("kv_heads", shape.kv_heads, "1 ... 64");
@@ -53,12 +90,20 @@ Status ValidateConfig(const Config& config) {
   if (!(config.tau_default >= 0.0f && config.tau_default <= 1.0f)) {
     return Status::Invalid("tau_default is " + std::to_string(config.tau_default) + ", must be in [0, 1]");
   }
-  if (config.packed_format != PackedFormat::kQ8_0 && config.packed_format != PackedFormat::kF16) {
-    return Status::Invalid("packed_format is no known format, must be q8_0 or f16");
+  const bool fast = config.preset == Preset::kFast;
+  if (config.packed_format != PackedFormat::kQ8_0 && config.packed_format != PackedFormat::kF16 &&
+      !(fast && config.packed_format == PackedFormat::kNone)) {
+    return Status::Invalid(std::string("packed_format is no known format, must be q8_0 or f16") +
+                           (fast ? " or none" : ""));
   }
   if (config.rank < 0 || config.rank > kMaxRank) return OutOfRange("rank", config.rank, "0 ... 8");
   if (config.power_iterations < 1) return OutOfRange("power_iterations", config.power_iterations, "at least 1");
-  return Status::Ok();
+  if (config.kmeans_rounds < 0) return OutOfRange("kmeans_rounds", config.kmeans_rounds, "at least 0");
+  if (config.seal_delay < 0) return OutOfRange("seal_delay", config.seal_delay, "at least 0");
+  if (!(config.tail_shrink >= 0.0f && config.tail_shrink <= 1.0f)) {
+    return Status::Invalid("tail_shrink is " + std::to_string(config.tail_shrink) + ", must be in [0, 1]");
+  }
+  return fast ? ValidateBlocks(config) : Status::Ok();
 }
 
 Status ValidateCall(const QueryView& q, const KvView& kv, const VisibleSets& visible, const LogitParams& params,

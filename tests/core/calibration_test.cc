@@ -139,7 +139,7 @@ void RecordAll(CalibrationWindow* window, const std::vector<float>& per_grid, in
 }
 
 TEST(CalibrationWindow, FreezesTheLargestThresholdWithinTheTolerance) {
-  CalibrationWindow window(3);
+  CalibrationWindow window(3, kTauGrid);
   window.Start(0.025f);
   EXPECT_TRUE(window.open());
   // Errors need not fall with tau: head 0 meets the tolerance at grid 3 and, again, from grid 6 on; head 1 never; head
@@ -158,7 +158,7 @@ TEST(CalibrationWindow, FreezesTheLargestThresholdWithinTheTolerance) {
   EXPECT_EQ(window.Errors(0, 3)[0], 9.0f);
   EXPECT_EQ(window.Errors(0, 3)[2], 0.01f);
   std::vector<float> taus(3, -1.0f);
-  window.Finish(0.07f, taus);
+  window.Finish(CalibrationStatistic::kMedian, 0.07f, taus);
   EXPECT_FALSE(window.open());
   EXPECT_EQ(taus, (std::vector<float>{kTauGrid[3], kTauGrid[kTauGridSize - 1], kTauGrid[0]}));
 
@@ -166,7 +166,7 @@ TEST(CalibrationWindow, FreezesTheLargestThresholdWithinTheTolerance) {
   window.Start(0.025f);
   EXPECT_EQ(window.steps(), 0);
   EXPECT_TRUE(window.Errors(0, 3).empty());
-  window.Finish(0.07f, taus);
+  window.Finish(CalibrationStatistic::kMedian, 0.07f, taus);
   EXPECT_EQ(taus, (std::vector<float>{0.07f, 0.07f, 0.07f}));
 }
 

@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "core/layer_impl.h"
+#include "core/seed_method.h"
 #include "core/select.h"
 #include "core/step.h"
 #include "tests/core/synthetic.h"
@@ -53,6 +54,10 @@ namespace {
 using test::DotOf;
 using test::SyntheticCache;
 using test::Vector;
+
+std::span<const Region> SeedRegions(const Layer& layer) {
+  return static_cast<const SeedMethod&>(*layer.impl().method).plan().regions();
+}
 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 
@@ -142,7 +147,7 @@ PlainHead PlainSparse(const Layer& layer, const SyntheticCache& cache, const std
 
   test::PlainSoftmax softmax(head_dim);
   double exact_mass = params.sinks == nullptr ? 0 : std::exp(static_cast<double>(params.sinks[h]));
-  const std::span<const Region> regions = layer.impl().plan.regions();
+  const std::span<const Region> regions = SeedRegions(layer);
   for (std::int64_t r = 0; r < std::ssize(visible); ++r) {
     if (!visible[r] || (r >= config.sink && r < regions.back().end)) continue;
     const double x = DotOf(qs, cache.DecodedKey(r, kv_head));
@@ -235,7 +240,7 @@ TEST(Attend, MatchesTheFormulas) {
           EXPECT_LT(test::RelativeL2(HeadOf(out, shape, h), plain.output), 2e-5) << h;
           opened += plain.opened.size();
           for (int c : plain.opened) {
-            for (const Region& region : layer->impl().plan.regions()) {
+            for (const Region& region : SeedRegions(*layer)) {
               const Block& block = region.heads[h / shape.group()];
               if (c < block.n_clusters) {
                 opened_rows += static_cast<std::uint64_t>(block.RowsOf(c));

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The plan of preset `fast` for one layer: small blocks at fixed places of the cache, each clustered once per KV head
+// and valid for as long as its rows stay as they are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/kmeans.h"
+#include "scsa/config.h"
+#include "scsa/layer.h"
+#include "scsa/status.h"
+#include "scsa/types.h"
+
+namespace scsa {
+
+// Summaries of one KV head, indexed by cluster = block * slots + slot, contiguous over the blocks so that scoring
+// streams them. Unbuilt blocks and empty slots have count 0.
+struct HeadSummaries {
+  std::vector<std::byte> centroids;    // q8_0 rows: key centroid
+  std::vector<std::byte> value_means;  // q8_0 rows
+  std::vector<float> counts;           // members
+  std::vector<float> log_counts;       // log(members), -inf for an empty slot
+  std::vector<float> half_traces;      // half the trace of the members' key covariance
+  std::vector<float> shapes;  // [block][head_dim]: the block's mean within-cluster variance per dimension, sum 1
+  std::vector<std::uint16_t> members;  // [block][block_rows]: rows by cluster, counted from the block's first row
+  std::vector<std::uint16_t> offsets;  // [block][slots + 1] into members
+  std::vector<std::byte> packed_k;  // [block][block_rows] rows in the order of `members`; empty for PackedFormat::kNone
+  std::vector<std::byte> packed_v;
+  std::vector<std::uint32_t> fingerprints;  // [block][block_rows], of the cache rows in row order
+};
+
+// Block b covers the cache rows [b * block_rows, (b + 1) * block_rows), except that the first block leaves out the
+// first `sink` rows, which are always read exactly. Not thread-safe.
+class BlockPlan {
+ public:
+  BlockPlan(const Shape& shape, const Config& config);
+
+  int block_rows() const { return config_.block_size; }
+  int slots() const { return slots_; }                              // clusters per block
+  int n_blocks() const { return static_cast<int>(built_.size()); }  // blocks 0 ... n_blocks() - 1 may be built
+  bool built(int block) const { return block < n_blocks() && built_[block] != 0; }
+  const HeadSummaries& head(int kv_head) const { return heads_[kv_head]; }
+  std::int64_t FirstRow(int block) const;  // first covered row
+  std::int64_t EndRow(int block) const { return std::int64_t{block + 1} * block_rows(); }
+  std::size_t Bytes() const;
+  std::size_t SummaryBytesPerBlock() const;  // of one KV head
+
+  // Clusters, summarises and (where the format asks for it) packs the given blocks, in parallel over (block, KV head).
+  // kUnsupported when a row holds a value that is not finite or too large for the summaries; kOutOfMemory. A block that
+  // fails stays unbuilt and is reported by the first error; the others are built.
+  Status Build(const KvView& kv, std::span<const int> blocks, int n_threads);
+
+  // Each returns the number of built blocks that were dropped.
+  int DropAll();
+  int DropWritten(std::span<const std::int64_t> rows);
+  int DropChanged(const KvView& kv, Verify verify, int n_threads);
+
+ private:
+  void Grow(int n_blocks);
+  struct BuildScratch;
+  Status BuildHead(const KvView& kv, int block, int kv_head, BuildScratch& scratch);
+  bool RowUnchanged(const KvView& kv, std::int64_t row, int kv_head) const;
+  bool Unchanged(const KvView& kv, int block) const;
+
+  Shape shape_;
+  Config config_;
+  int slots_;
+  DType k_type_ = DType::kF16;  // row formats of the cache that the blocks were built from
+  DType v_type_ = DType::kF16;
+  std::vector<std::uint8_t> built_;
+  std::vector<HeadSummaries> heads_;
+  std::uint64_t sample_ = 0;  // rotates the rows that Verify::kSample looks at
+};
+
+}  // namespace scsa

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Preset `fast`: a BlockPlan of small blocks at fixed places, one opened set for all query heads of a KV head.
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "core/block_plan.h"
+#include "core/joint_operator.h"
+#include "core/method.h"
+
+namespace scsa {
+namespace {
+
+class FastMethod final : public SparseMethod {
+ public:
+  FastMethod(const Shape& shape, const Config& config)
+      : shape_(shape), config_(config), plan_(shape, config), operator_(shape, config) {}
+
+  bool Prepare(const LayerCall& call, LayerStats* stats) override {
+    // A centroid's logit says nothing about the capped logits of its members.
+    if (call.params.softcap > 0) return false;
+    try {
+      const int changed = plan_.DropChanged(call.kv, call.verify, call.n_threads);
+      stats->dropped_blocks += changed;
+      SetVisible(call);
+      // Rows that were just found to have changed may still be changing: this call attends to them exactly.
+      if (changed == 0) BuildDue(call, stats);
+      for (int row = 0; row < call.q.n_q; ++row) {
+        if (operator_.AnyUsable(plan_, Query(call, row))) return true;
+      }
+    } catch (const std::bad_alloc&) {
+      ++stats->build_failures;
+    }
+    return false;
+  }
+
+  Status Attend(const LayerCall& call, std::span<const float> taus, const OutView& out, LayerStats* stats) override {
+    LayerStats counted = *stats;
+    try {
+      for (int row = 0; row < call.q.n_q; ++row) {
+        const Status status = operator_.Attend(plan_, Query(call, row), taus, call.n_threads, call.workspace,
+                                               out.data + row * out.row_stride, out.head_stride, counted);
+        if (!status.ok()) return status;
+      }
+    } catch (const std::bad_alloc&) {
+      return {StatusCode::kOutOfMemory, "no memory for a sparse attention step"};
+    }
+    ++counted.sparse_steps;
+    *stats = counted;
+    return Status::Ok();
+  }
+
+  Status Record(const LayerCall& call, const OutView& exact_output, CalibrationWindow* window) override {
+    try {
+      errors_.resize(static_cast<std::size_t>(shape_.q_heads) * kTauGridSize);
+      for (int row = 0; row < call.q.n_q; ++row) {
+        const Status status =
+            operator_.Replay(plan_, Query(call, row), window->grid(), exact_output.data + row * exact_output.row_stride,
+                             exact_output.head_stride, call.n_threads, call.workspace, errors_);
+        if (!status.ok()) return status;
+        window->BeginStep();
+        for (int h = 0; h < shape_.q_heads; ++h) window->Record(h, errors_.data() + h * kTauGridSize);
+      }
+    } catch (const std::bad_alloc&) {
+      return {StatusCode::kOutOfMemory, "no memory to record a calibration step"};
+    }
+    return Status::Ok();
+  }
+
+  Status Seal(const KvView& kv, std::int64_t end_row, int n_threads, LayerStats* stats) override {
+    try {
+      due_.clear();
+      for (int b = 0; plan_.EndRow(b) <= std::min(end_row, kv.n_kv); ++b) {
+        if (!plan_.built(b)) due_.push_back(b);
+      }
+      return Build(kv, n_threads, stats);
+    } catch (const std::bad_alloc&) {
+      return {StatusCode::kOutOfMemory, "no memory for the plan of an attention layer"};
+    }
+  }
+
+  int DropWritten(std::span<const std::int64_t> rows) override { return plan_.DropWritten(rows); }
+  int DropAll() override { return plan_.DropAll(); }
+  std::size_t PlanBytes() const override { return plan_.Bytes(); }
+  std::int64_t sealed_end() const override {
+    int n = 0;
+    while (plan_.built(n)) ++n;
+    return n == 0 ? config_.sink : plan_.EndRow(n - 1);
+  }
+
+ private:
+  JointQuery Query(const LayerCall& call, int row) const {
+    return {call.q.data + row * call.q.row_stride, call.q.head_stride, &call.kv, visible_ + row * visible_stride_,
+            call.params};
+  }
+
+  void SetVisible(const LayerCall& call) {
+    visible_ = call.visible.words;
+    visible_stride_ = call.visible.row_stride;
+    if (visible_ != nullptr) return;
+    all_visible_.assign((call.kv.n_kv + 63) / 64, ~std::uint64_t{0});
+    visible_ = all_visible_.data();
+    visible_stride_ = 0;
+  }
+
+  // A block is due once a query row sees all of it and `recent + seal_delay` rows beyond. Layers with different delays
+  // build in different steps.
+  void BuildDue(const LayerCall& call, LayerStats* stats) {
+    due_.clear();
+    const int words_per_block = plan_.block_rows() / 64;
+    for (int row = 0; row < call.q.n_q; ++row) {
+      const std::uint64_t* words = visible_ + row * visible_stride_;
+      std::int64_t end = call.kv.n_kv;
+      while (end > 0 && (words[(end - 1) / 64] >> ((end - 1) % 64) & 1) == 0) --end;
+      for (int b = 0; plan_.EndRow(b) + config_.recent + config_.seal_delay <= end; ++b) {
+        if (plan_.built(b)) continue;
+        const std::uint64_t* first = words + std::int64_t{b} * words_per_block;
+        const bool whole =
+            std::all_of(first, first + words_per_block, [](std::uint64_t w) { return w == ~std::uint64_t{0}; });
+        if (whole && std::ranges::find(due_, b) == due_.end()) due_.push_back(b);
+      }
+    }
+    if (!Build(call.kv, call.n_threads, stats).ok()) ++stats->build_failures;
+  }
+
+  Status Build(const KvView& kv, int n_threads, LayerStats* stats) {
+    if (due_.empty()) return Status::Ok();
+    const auto start = std::chrono::steady_clock::now();
+    Status status = plan_.Build(kv, due_, n_threads);
+    stats->rebuild_count += due_.size();
+    stats->build_ns +=
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+    return status;
+  }
+
+  Shape shape_;
+  Config config_;
+  BlockPlan plan_;
+  JointOperator operator_;
+  std::vector<int> due_;
+  std::vector<float> errors_;
+  std::vector<std::uint64_t> all_visible_;
+  const std::uint64_t* visible_ = nullptr;  // of the present call
+  std::int64_t visible_stride_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<SparseMethod> MakeFastMethod(const Shape& shape, const Config& config) {
+  return std::make_unique<FastMethod>(shape, config);
+}
+
+}  // namespace scsa

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/seed_method.h"
+
+#include <chrono>
+#include <new>
+
+namespace scsa {
+
+bool SeedMethod::Prepare(const LayerCall& call, LayerStats* stats) {
+  if (call.q.n_q != 1 || call.params.softcap > 0) return false;
+  const std::int64_t n_prefix = VisiblePrefix(call.visible, call.kv.n_kv);
+  Maintain(call, n_prefix, stats);
+  if (plan_.regions().empty()) return false;
+  try {
+    exact_rows_ = ListExactRuns(call.visible, call.kv.n_kv, n_prefix, config_.sink, plan_.sealed_end(), &exact_runs_);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
+}
+
+Status SeedMethod::Attend(const LayerCall& call, std::span<const float> taus, const OutView& out, LayerStats* stats) {
+  return AttendSparse(Step(call), taus, out, stats);
+}
+
+Status SeedMethod::Record(const LayerCall& call, const OutView& exact_output, CalibrationWindow* window) {
+  return RecordStep(Step(call), exact_output, window);
+}
+
+void SeedMethod::Maintain(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats) {
+  stats->dropped_blocks += plan_.DropBeyond(n_prefix);
+  const int changed = plan_.DropChanged(call.kv, call.verify, call.n_threads);
+  stats->dropped_blocks += changed;
+  // Rows that were just found to have changed may still be changing: this call attends to them exactly.
+  if (changed > 0 || !plan_.Due(n_prefix)) return;
+  const auto start = std::chrono::steady_clock::now();
+  int built = 0;
+  if (!plan_.Extend(call.kv, n_prefix, call.n_threads, &built).ok()) ++stats->build_failures;
+  stats->rebuild_count += built;
+  stats->build_ns +=
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+}
+
+StepArgs SeedMethod::Step(const LayerCall& call) const {
+  return {shape_,      config_,     plan_.regions(), call.q,         call.kv,       call.visible,
+          call.params, exact_runs_, exact_rows_,     call.n_threads, call.workspace};
+}
+
+}  // namespace scsa

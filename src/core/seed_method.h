@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Preset `seed`: a Plan of growing and frozen regions, selection per query head.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/method.h"
+#include "core/plan.h"
+#include "core/step.h"
+
+namespace scsa {
+
+class SeedMethod final : public SparseMethod {
+ public:
+  SeedMethod(const Shape& shape, const Config& config) : shape_(shape), config_(config), plan_(shape, config) {}
+
+  const Plan& plan() const { return plan_; }
+
+  bool Prepare(const LayerCall& call, LayerStats* stats) override;
+  Status Attend(const LayerCall& call, std::span<const float> taus, const OutView& out, LayerStats* stats) override;
+  Status Record(const LayerCall& call, const OutView& exact_output, CalibrationWindow* window) override;
+  // The tail region is split again as it grows: sealing rows before a query needs them would only repeat the work.
+  Status Seal(const KvView&, std::int64_t, int, LayerStats*) override { return Status::Ok(); }
+  int DropWritten(std::span<const std::int64_t> rows) override { return plan_.DropWritten(rows); }
+  int DropAll() override { return plan_.DropAll(); }
+  std::size_t PlanBytes() const override { return plan_.Bytes(); }
+  std::int64_t sealed_end() const override { return plan_.sealed_end(); }
+
+ private:
+  void Maintain(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats);
+  StepArgs Step(const LayerCall& call) const;
+
+  Shape shape_;
+  Config config_;
+  Plan plan_;
+  std::vector<CacheRun> exact_runs_;
+  std::int64_t exact_rows_ = 0;
+};
+
+}  // namespace scsa

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/joint_operator.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "core/synthetic.h"
+
+namespace scsa {
+namespace {
+
+using test::SyntheticCache;
+using test::Vector;
+
+Config SmallBlocks(PackedFormat packed = PackedFormat::kNone) {
+  Config config = ConfigFor(Preset::kFast);
+  config.block_size = 64;
+  config.packed_format = packed;
+  return config;
+}
+
+// A cache with blocks built over its first `built_rows` rows.
+class JointOperatorTest : public ::testing::Test {
+ protected:
+  void Build(const Shape& shape, std::int64_t n_rows, int n_blocks, const Config& config, DType type = DType::kF16) {
+    shape_ = shape;
+    config_ = config;
+    cache_ = std::make_unique<SyntheticCache>(shape, n_rows, type, 11);
+    kv_ = cache_->View();
+    plan_ = std::make_unique<BlockPlan>(shape, config);
+    std::vector<int> blocks(n_blocks);
+    std::iota(blocks.begin(), blocks.end(), 0);
+    ASSERT_TRUE(plan_->Build(kv_, blocks, 1).ok());
+    operator_ = std::make_unique<JointOperator>(shape, config);
+    visible_.assign(n_rows, true);
+    q_ = test::RandomQueries(shape, 23);
+    params_ = LogitParams{.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_dim))};
+  }
+
+  std::vector<float> Attend(float tau, int n_threads = 1, LayerStats* stats = nullptr) {
+    const std::vector<std::uint64_t> words = test::Bitmap(visible_);
+    const std::vector<float> taus(shape_.kv_heads, tau);
+    std::vector<float> out(q_.size());
+    LayerStats unused;
+    EXPECT_TRUE(operator_
+                    ->Attend(*plan_, Query(words), taus, n_threads, workspace_, out.data(), shape_.head_dim,
+                             stats != nullptr ? *stats : unused)
+                    .ok());
+    return out;
+  }
+
+  JointQuery Query(const std::vector<std::uint64_t>& words) const {
+    return {q_.data(), shape_.head_dim, &kv_, words.data(), params_};
+  }
+
+  Vector HeadOf(const std::vector<float>& out, int q_head) const {
+    return test::ToDouble(out.data() + std::int64_t{q_head} * shape_.head_dim, shape_.head_dim);
+  }
+  Vector Exact(int q_head) const {
+    return test::ExactHead(*cache_, shape_, cache_->n_rows(), q_.data(), q_head, params_, &visible_);
+  }
+
+  // A cluster as the plan describes it, decoded.
+  struct Cluster {
+    std::vector<std::int64_t> rows;
+    Vector centroid, value_mean, shape;
+    double half_trace = 0;
+  };
+  std::vector<Cluster> UsableClusters(int kv_head) const {
+    std::vector<Cluster> clusters;
+    const HeadSummaries& h = plan_->head(kv_head);
+    const std::size_t row_bytes = RowBytes(DType::kQ8_0, shape_.head_dim);
+    for (int b = 0; b < plan_->n_blocks(); ++b) {
+      bool usable = plan_->built(b);
+      for (std::int64_t r = plan_->FirstRow(b); r < plan_->EndRow(b); ++r) usable = usable && visible_[r];
+      if (!usable) continue;
+      for (int slot = 0; slot < plan_->slots(); ++slot) {
+        const int c = b * plan_->slots() + slot;
+        Cluster cluster;
+        const int at = b * (plan_->slots() + 1) + slot;
+        for (int i = h.offsets[at]; i < h.offsets[at + 1]; ++i) {
+          cluster.rows.push_back(std::int64_t{b} * plan_->block_rows() + h.members[b * plan_->block_rows() + i]);
+        }
+        if (cluster.rows.empty()) continue;
+        cluster.centroid = test::DecodedRow(h.centroids.data() + c * row_bytes, DType::kQ8_0, shape_.head_dim);
+        cluster.value_mean = test::DecodedRow(h.value_means.data() + c * row_bytes, DType::kQ8_0, shape_.head_dim);
+        cluster.shape = test::ToDouble(h.shapes.data() + std::int64_t{b} * shape_.head_dim, shape_.head_dim);
+        cluster.half_trace = h.half_traces[c];
+        clusters.push_back(cluster);
+      }
+    }
+    return clusters;
+  }
+
+  // The whole method of joint_operator.h for one KV head, in double.
+  std::vector<Vector> Restated(int kv_head, double tau, std::int64_t* rows_read) const {
+    const std::vector<Cluster> clusters = UsableClusters(kv_head);
+    std::vector<bool> covered(cache_->n_rows(), false);
+    for (const Cluster& c : clusters) {
+      for (const std::int64_t r : c.rows) covered[r] = true;
+    }
+    const int group = shape_.group();
+    std::vector<double> shares(clusters.size(), 0.0);
+    std::vector<std::vector<double>> tails(group, std::vector<double>(clusters.size()));
+    for (int i = 0; i < group; ++i) {
+      const int q_head = kv_head * group + i;
+      Vector qs = test::ToDouble(q_.data() + std::int64_t{q_head} * shape_.head_dim, shape_.head_dim);
+      for (double& x : qs) x *= params_.scale;
+      double total = params_.sinks != nullptr ? std::exp(params_.sinks[q_head]) : 0.0;
+      for (std::int64_t r = 0; r < cache_->n_rows(); ++r) {
+        if (visible_[r] && !covered[r]) total += std::exp(test::DotOf(qs, cache_->DecodedKey(r, kv_head)));
+      }
+      std::vector<double> estimates(clusters.size());
+      for (std::size_t c = 0; c < clusters.size(); ++c) {
+        double spread = 0;
+        for (int d = 0; d < shape_.head_dim; ++d) spread += clusters[c].shape[d] * qs[d] * qs[d];
+        const double s = clusters[c].half_trace * spread;
+        const double mass =
+            static_cast<double>(clusters[c].rows.size()) * std::exp(test::DotOf(qs, clusters[c].centroid));
+        estimates[c] = mass * std::exp(s);
+        tails[i][c] = mass * (1 + config_.tail_shrink * s);
+        total += estimates[c];
+      }
+      for (std::size_t c = 0; c < clusters.size(); ++c) shares[c] += estimates[c] / total / group;
+    }
+    std::vector<std::size_t> order(clusters.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
+      return shares[a] / static_cast<double>(clusters[a].rows.size()) >
+             shares[b] / static_cast<double>(clusters[b].rows.size());
+    });
+    double closed = 0;
+    while (!order.empty() && closed + shares[order.back()] < tau) {
+      closed += shares[order.back()];
+      order.pop_back();
+    }
+    std::vector<bool> opened(clusters.size(), false);
+    for (const std::size_t c : order) opened[c] = true;
+
+    *rows_read = 0;
+    for (std::int64_t r = 0; r < cache_->n_rows(); ++r) *rows_read += visible_[r] && !covered[r];
+    for (std::size_t c = 0; c < clusters.size(); ++c) {
+      if (opened[c]) *rows_read += std::ssize(clusters[c].rows);
+    }
+    std::vector<Vector> outputs;
+    for (int i = 0; i < group; ++i) {
+      const int q_head = kv_head * group + i;
+      Vector qs = test::ToDouble(q_.data() + std::int64_t{q_head} * shape_.head_dim, shape_.head_dim);
+      for (double& x : qs) x *= params_.scale;
+      test::PlainSoftmax softmax(shape_.head_dim);
+      const auto add_row = [&](std::int64_t r) {
+        softmax.Add(test::DotOf(qs, cache_->DecodedKey(r, kv_head)), cache_->DecodedValue(r, kv_head));
+      };
+      for (std::int64_t r = 0; r < cache_->n_rows(); ++r) {
+        if (visible_[r] && !covered[r]) add_row(r);
+      }
+      for (std::size_t c = 0; c < clusters.size(); ++c) {
+        if (opened[c]) {
+          for (const std::int64_t r : clusters[c].rows) add_row(r);
+        } else {
+          softmax.Add(std::log(tails[i][c]), clusters[c].value_mean);
+        }
+      }
+      outputs.push_back(params_.sinks == nullptr ? softmax.Output() : softmax.Output(params_.sinks[q_head]));
+    }
+    return outputs;
+  }
+
+  void ExpectRestated(float tau, double tolerance) {
+    LayerStats stats;
+    const std::vector<float> out = Attend(tau, 1, &stats);
+    std::int64_t rows = 0;
+    for (int h = 0; h < shape_.kv_heads; ++h) {
+      std::int64_t rows_of_head = 0;
+      const std::vector<Vector> expected = Restated(h, tau, &rows_of_head);
+      rows += rows_of_head;
+      for (int i = 0; i < shape_.group(); ++i) {
+        EXPECT_LT(test::RelativeL2(HeadOf(out, h * shape_.group() + i), expected[i]), tolerance) << "tau " << tau;
+      }
+    }
+    EXPECT_EQ(stats.union_rows, static_cast<std::uint64_t>(rows)) << "tau " << tau;
+  }
+
+  Shape shape_;
+  Config config_;
+  std::unique_ptr<SyntheticCache> cache_;
+  KvView kv_;
+  std::unique_ptr<BlockPlan> plan_;
+  std::unique_ptr<JointOperator> operator_;
+  std::vector<bool> visible_;
+  std::vector<float> q_;
+  LogitParams params_;
+  Workspace workspace_;
+};
+
+TEST_F(JointOperatorTest, FollowsTheFormulasOnEveryTarget) {
+  test::OnEveryTarget([&] {
+    Build({6, 2, 40}, 1000, 15, SmallBlocks());
+    for (const float tau : {0.3f, 0.05f, 0.005f}) ExpectRestated(tau, 2e-5);
+  });
+}
+
+TEST_F(JointOperatorTest, FollowsTheFormulasAcrossManyChunks) {
+  Build({3, 1, 64}, 3000, 46, SmallBlocks());
+  ExpectRestated(0.02f, 2e-5);
+}
+
+TEST_F(JointOperatorTest, HolesAndAttentionSinksCount) {
+  Build({4, 2, 16}, 700, 10, SmallBlocks());
+  for (std::int64_t r = 130; r < 140; ++r) visible_[r] = false;  // block 2 is not usable
+  visible_[2] = false;                                           // block 0 does not cover the first rows
+  visible_[699] = false;
+  const std::vector<float> sinks = {0.5f, 2.0f, -1.0f, 3.0f};
+  params_.sinks = sinks.data();
+  for (const float tau : {0.2f, 0.01f}) ExpectRestated(tau, 2e-5);
+}
+
+TEST_F(JointOperatorTest, ZeroTauIsExact) {
+  Build({6, 2, 40}, 1000, 15, SmallBlocks());
+  const std::vector<float> out = Attend(0.0f);
+  for (int h = 0; h < shape_.q_heads; ++h) EXPECT_LT(test::RelativeL2(HeadOf(out, h), Exact(h)), 1e-5);
+}
+
+TEST_F(JointOperatorTest, PackedCopiesGiveTheSameRows) {
+  Build({6, 2, 64}, 1000, 15, SmallBlocks());
+  const std::vector<float> direct = Attend(0.05f);
+  Build({6, 2, 64}, 1000, 15, SmallBlocks(PackedFormat::kF16));
+  EXPECT_EQ(Attend(0.05f), direct);
+  Build({6, 2, 64}, 1000, 15, SmallBlocks(PackedFormat::kQ8_0));
+  const std::vector<float> quantised = Attend(0.05f);
+  for (int h = 0; h < shape_.q_heads; ++h) {
+    // 8 bits: a row differs by at most 1/254 of its largest value.
+    EXPECT_LT(test::RelativeL2(HeadOf(quantised, h), HeadOf(direct, h)), 0.02);
+  }
+}
+
+TEST_F(JointOperatorTest, EqualValuesComeBackWhateverIsOpened) {
+  Build({4, 2, 32}, 700, 10, SmallBlocks());
+  const std::vector<float> value(32, 0.75f);
+  for (std::int64_t r = 0; r < 700; ++r) {
+    for (int h = 0; h < 2; ++h) cache_->SetValue(r, h, value.data());
+  }
+  const std::vector<int> blocks = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  ASSERT_TRUE(plan_->Build(kv_, blocks, 1).ok());
+  for (const float tau : {1.0f, 0.3f, 0.01f, 0.0f}) {
+    for (const float x : Attend(tau)) EXPECT_NEAR(x, 0.75f, 1e-3f) << "tau " << tau;  // 8-bit value means
+  }
+}
+
+TEST_F(JointOperatorTest, BitsDoNotDependOnThreads) {
+  Build({9, 3, 64}, 3000, 46, SmallBlocks());
+  const std::vector<float> one = Attend(0.02f, 1);
+  for (const int n_threads : {2, 3, 7}) EXPECT_EQ(Attend(0.02f, n_threads), one);
+}
+
+TEST_F(JointOperatorTest, ReplayIsWhatStoppingThereGives) {
+  Build({6, 2, 40}, 1500, 23, SmallBlocks());
+  const std::vector<float> sinks = {0.5f, 2.0f, -1.0f, 3.0f, 0.0f, 1.0f};
+  params_.sinks = sinks.data();
+  std::vector<float> exact(q_.size());
+  for (int h = 0; h < shape_.q_heads; ++h)
+    std::ranges::copy(Exact(h), exact.begin() + std::int64_t{h} * shape_.head_dim);
+  const std::vector<std::uint64_t> words = test::Bitmap(visible_);
+  std::vector<float> errors(shape_.q_heads * kTauGridSize);
+  ASSERT_TRUE(
+      operator_->Replay(*plan_, Query(words), kTauGrid, exact.data(), shape_.head_dim, 2, workspace_, errors).ok());
+  for (int t = 0; t < kTauGridSize; ++t) {
+    const std::vector<float> out = Attend(kTauGrid[t]);
+    for (int h = 0; h < shape_.q_heads; ++h) {
+      const double error = test::RelativeL2(HeadOf(out, h), HeadOf(exact, h));
+      EXPECT_NEAR(errors[h * kTauGridSize + t], error, 1e-5 + 1e-3 * error) << "tau " << kTauGrid[t];
+    }
+  }
+  // A looser threshold must be able to show a larger error, or the test above compares nothing.
+  EXPECT_GT(errors[0], errors[kTauGridSize - 1]);
+}
+
+TEST_F(JointOperatorTest, OtherRowFormatsWork) {
+  for (const DType type : {DType::kF32, DType::kBF16, DType::kQ8_0}) {
+    Build({6, 2, 40}, 1000, 15, SmallBlocks(), type);
+    ExpectRestated(0.05f, 2e-5);
+  }
+}
+
+}  // namespace
+}  // namespace scsa
