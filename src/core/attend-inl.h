@@ -449,6 +449,7 @@ void AttendRunWith(D d, const RunArgs& args, const SoftmaxState& state) {
   const std::uint8_t* v_rows[kTileRows];
   Fetcher fetch_k(args.next_k, args.n_rows);
   Fetcher fetch_v(args.next_v, args.n_rows);
+  if (args.rows != nullptr) FetchScattered(args, 0);
 
   for (std::int64_t first = 0; first < args.n_rows; first += kTileRows) {
     const std::size_t in_tile = static_cast<std::size_t>(std::min<std::int64_t>(kTileRows, args.n_rows - first));

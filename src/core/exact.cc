@@ -21,8 +21,11 @@ namespace {
 constexpr std::int64_t kBlockRows = 64;
 // Blocks are grouped into at most this many pieces, whatever the thread count.
 constexpr std::int64_t kMaxPieces = 64;
-// Merging the state of a piece costs about as much as attending a few rows, so a piece has more than one block.
+// A piece fetches each block while it works on the one before, all but its first: short pieces wait for memory too
+// often. But short contexts are cut into kFewPieces while pieces have at least kMinPieceBlocks.
+constexpr std::int64_t kFewPieces = 8;
 constexpr std::int64_t kMinPieceBlocks = 2;
+constexpr std::int64_t kGoodPieceBlocks = 8;
 // Below this many pieces per thread, tasks take one KV head of a piece each, so that every thread has work.
 constexpr int kPiecesPerThread = 4;
 
@@ -33,7 +36,8 @@ std::int64_t DivCeil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 struct Split {
   explicit Split(std::int64_t n_kv) {
     const std::int64_t blocks = std::max<std::int64_t>(1, DivCeil(n_kv, kBlockRows));
-    piece_rows = std::max(kMinPieceBlocks, DivCeil(blocks, kMaxPieces)) * kBlockRows;
+    const std::int64_t piece_blocks = std::clamp(blocks / kFewPieces, kMinPieceBlocks, kGoodPieceBlocks);
+    piece_rows = std::max(piece_blocks, DivCeil(blocks, kMaxPieces)) * kBlockRows;
     n_pieces = DivCeil(blocks * kBlockRows, piece_rows);
   }
   std::int64_t piece_rows;
