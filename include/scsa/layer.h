@@ -65,9 +65,10 @@ class Layer {
   ~Layer();
 
   // Sparse attention of q over the visible rows of kv. Builds or extends the plan when it is due, so a call may take
-  // long once in rebuild_interval steps. Always answers: where no plan applies (nothing sealed yet, n_q > 1 (seed), the
-  // visible rows are no prefix (seed), softcap > 0, out of memory) the answer is ExactAttention's, and stats() say so.
-  // A block is used only while every row that it covers is visible and unchanged. Errors are those of ExactAttention.
+  // long once in rebuild_interval steps (seed). Always answers: where no plan applies (nothing sealed yet, n_q > 1
+  // (seed), the visible rows are no prefix (seed), softcap > 0, out of memory) the answer is ExactAttention's, and
+  // stats() say so. A block is used only while every row that it covers is visible and unchanged. Errors are those of
+  // ExactAttention.
   Status Attend(const QueryView& q, const KvView& kv, const VisibleSets& visible, const LogitParams& params,
                 Verify verify, int n_threads, Workspace& workspace, const OutView& out);
 

@@ -24,8 +24,8 @@ class State {
   Status StartCalibration(float tolerance);
   Status FinishCalibration();
 
-  // Thresholds as JSON: {"layer:head": tau, ...}, heads being query heads. Loading takes any subset of them; a
-  // malformed text, an index out of range or a tau outside [0, 1] is kParseError or kInvalidArgument and changes
+  // Thresholds as JSON: {"layer:head": tau, ...}, heads as Layer::taus() counts them. Loading takes any subset of them;
+  // a malformed text, an index out of range or a tau outside [0, 1] is kParseError or kInvalidArgument and changes
   // nothing. Writing gives an empty text when memory runs out.
   std::string TausToJson() const;
   Status LoadTausJson(std::string_view text);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // SIMD targets. Kernels are compiled for every target that the compiler can reach and chosen at run time. The
-// environment variable SCSA_TARGET (for example "AVX2", "SSE4", "EMU128") forces one for the whole process; it is read
-// once, at the first use of the library.
+// environment variable SCSA_TARGET (for example "AVX2", "SSE4", "SCALAR") forces one for the whole process; it is read
+// once, at the first use of the library. The portable target is called SCALAR when built with GCC 12, EMU128 with newer
+// compilers or versions of Highway.
 #pragma once
 
 #include <string>

@@ -313,6 +313,11 @@ void JointOperator::Shares(const BlockPlan& plan, const JointQuery& query, int k
     if (!(gauge > kNothing)) continue;
     float total = exact.sum[i] * std::exp(exact.max[i] - gauge) + std::exp(sink - gauge);
     for (int c = 0; c < s.n_chunks; ++c) total += sums[c].sum * std::exp(sums[c].gauge - gauge);
+    if (!std::isfinite(total)) {
+      // A query or a row whose logits overflow says nothing about masses: every cluster opens.
+      for (std::int64_t c = 0; c < s.n_clusters; ++c) shares[c] = counts[c] > 0.0f ? 1.0f : 0.0f;
+      return;
+    }
     for (int c = 0; c < s.n_chunks; ++c) {
       const std::int64_t first = std::int64_t{c} * kScoreBlocks * plan.slots();
       const std::int64_t n = std::min<std::int64_t>(std::int64_t{kScoreBlocks} * plan.slots(), s.n_clusters - first);
@@ -449,8 +454,9 @@ void JointOperator::FoldTail(const BlockPlan& plan, int kv_head, const Scoring& 
   const int group = shape_.group();
   const float* tails = s.tails + std::int64_t{kv_head} * group * s.n_clusters + first;
   for (int i = 0; i < group; ++i) {
-    state.max[i] = s.sums[(std::int64_t{kv_head} * group + i) * s.n_chunks + chunk].gauge;
     state.sum[i] = Sum(tails + i * s.n_clusters, n);
+    // A chunk without closed clusters stays empty: its gauge may belong to an estimate that overflowed.
+    if (state.sum[i] > 0.0f) state.max[i] = s.sums[(std::int64_t{kv_head} * group + i) * s.n_chunks + chunk].gauge;
   }
   const auto row_bytes = static_cast<std::int64_t>(RowBytes(DType::kQ8_0, shape_.head_dim));
   AccumulateRows(shape_.head_dim, group, tails, s.n_clusters, plan.head(kv_head).value_means.data() + first * row_bytes,

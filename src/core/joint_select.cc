@@ -37,7 +37,8 @@ void JointSelector::Select(std::span<const float> shares, std::span<const float>
       bucket_[c] = kNever;
       continue;
     }
-    const auto bucket = std::bit_cast<std::uint32_t>(shares[c] / rows[c]) >> kBucketShift;
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(shares[c] / rows[c]) >> kBucketShift;
+    const auto bucket = std::min<std::uint32_t>(bits, kBuckets - 1);
     bucket_[c] = static_cast<std::uint16_t>(bucket);
     mass_[bucket] += shares[c];
   }

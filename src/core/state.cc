@@ -94,7 +94,8 @@ std::string State::TausToJson() const {
 
 Status State::LoadTausJson(std::string_view text) {
   std::vector<TauEntry> entries;
-  if (Status status = ParseTausJson(text, num_layers(), static_cast<int>(layer(0).taus().size()), &entries); !status.ok()) {
+  if (Status status = ParseTausJson(text, num_layers(), static_cast<int>(layer(0).taus().size()), &entries);
+      !status.ok()) {
     return status;
   }
   for (const TauEntry& entry : entries) {

@@ -237,6 +237,25 @@ TEST_F(FastLayerTest, SoftcapIsAnsweredExactly) {
   EXPECT_EQ(layer_->stats().exact_steps, 1u);
 }
 
+TEST_F(FastLayerTest, OverflowingLogitsAreAnsweredLikeTheExactKernelDoes) {
+  Attend(640);
+  std::vector<float> q = test::RandomQueries(shape_, 5);
+  for (float& x : q) x *= 1e37f;
+  std::vector<float> out;
+  std::vector<float> exact;
+  const OutView out_view = test::ViewOut(out, shape_);
+  const OutView exact_view = test::ViewOut(exact, shape_);
+  const QueryView queries = test::ViewQueries(q, shape_);
+  params_.scale = 100.0f;
+  ASSERT_TRUE(layer_->Attend(queries, cache_.View(640), {}, params_, Verify::kNone, 1, workspace_, out_view).ok());
+  ASSERT_TRUE(ExactAttention(shape_, queries, cache_.View(640), {}, params_, 1, workspace_, exact_view).ok());
+  EXPECT_EQ(layer_->stats().sparse_steps, 2u);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(exact[i]));
+    EXPECT_NEAR(out[i], exact[i], 1e-4f * (1.0f + std::fabs(exact[i])));
+  }
+}
+
 TEST_F(FastLayerTest, RowsThatAreNotFiniteStayOutOfBlocks) {
   std::vector<float> bad(32, 0.0f);
   bad[3] = std::numeric_limits<float>::infinity();
