@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Functions that libggml-scsa.so offers through ggml_backend_reg_get_proc_address(reg, NAME), NAME being the name of
+ * the function. They configure and observe the plugin at run time; the environment variables of docs/plugin.md set the
+ * same options before it loads. C89-compatible. Thread-safe unless a function says otherwise. */
+#ifndef SCSA_PLUGIN_H
+#define SCSA_PLUGIN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Sets one option by the lower-case name of its environment variable without the SCSA_ prefix: "mode" (auto, exact,
+ * off, limit), "preset" (fast, seed), "tolerance" (0 ... 1), "calibrate" (steps), "crossover" (cached rows), "stats"
+ * (0, 1). Returns NULL, or one line that says what is wrong (static or thread-local storage, valid until this thread's
+ * next call); then nothing was changed. "mode" takes effect at once for nodes that the plugin already holds, and for
+ * others when llama.cpp next builds a graph. Options of the operator hold for layers first seen afterwards. */
+typedef const char* (*scsa_plugin_set_t)(const char* name, const char* value);
+#define SCSA_PLUGIN_SET "scsa_plugin_set"
+
+/* Totals since load over all contexts and layers; take differences of two snapshots. struct_size is set by the caller
+ * to sizeof(struct scsa_plugin_stats) as it was compiled; only that many bytes are written. */
+struct scsa_plugin_stats {
+  size_t struct_size;
+  uint64_t attn_ns;           /* wall time inside attention nodes, plan building included */
+  uint64_t attn_calls;        /* attention nodes computed (one per layer and decode step) */
+  uint64_t set_rows_ns;       /* wall time inside the cache writes that the plugin does itself */
+  uint64_t sparse_calls;      /* answered by the sparse operator */
+  uint64_t exact_calls;       /* answered by the exact kernel */
+  uint64_t calibration_calls; /* answered exactly inside a calibration window */
+  uint64_t limit_calls;       /* answered with zeros (mode limit) */
+  uint64_t rows_read;         /* cached rows read, each once per KV head and call */
+  uint64_t rows_visible;      /* cached rows visible, each once per KV head and call: the 100 % of rows_read */
+  uint64_t bytes_read;        /* bytes of cached rows, packed rows and summaries read */
+  uint64_t plan_build_ns;     /* clustering and packing, part of attn_ns */
+  uint64_t plan_bytes;        /* memory that plans hold now (not a total) */
+  uint64_t rebuild_count;     /* regions clustered */
+  uint64_t dropped_blocks;    /* blocks dropped since their rows changed or left the visible set */
+  uint64_t failures;          /* builds that failed: answered exactly */
+  uint64_t calibrated_layers; /* layers whose thresholds are frozen now (not a total) */
+};
+typedef void (*scsa_plugin_get_stats_t)(struct scsa_plugin_stats* stats);
+#define SCSA_PLUGIN_GET_STATS "scsa_plugin_get_stats"
+
+/* One attention node just computed. Pointers are valid during the callback only. Row types are ggml_type values;
+ * strides are bytes for K and V, floats for q and out. q and out: vector of query row i, query head h at data + i *
+ * row_stride + h * head_stride. visible: bitmap words per query row, bit r: cached row r is seen. */
+struct scsa_attention_call {
+  int layer; /* from the name of the cache tensor, or -1 */
+  int path;  /* 0 exact, 1 sparse, 2 calibration, 3 limit */
+  int q_heads, kv_heads, head_dim, n_q;
+  int64_t n_kv;
+  const float* q;
+  int64_t q_row_stride, q_head_stride;
+  const void* k;
+  const void* v;
+  int k_type, v_type;
+  int64_t k_row_stride, k_head_stride, v_row_stride, v_head_stride;
+  const uint64_t* visible;
+  int64_t visible_stride;
+  float scale, softcap;
+  const float* sinks;
+  const float* out;
+  int64_t out_row_stride, out_head_stride;
+  const void* node; /* the ggml_tensor of the FLASH_ATTN_EXT node */
+};
+typedef void (*scsa_plugin_observer_t)(void* user, const struct scsa_attention_call* call);
+/* At most one observer; NULL removes it. Must not be called while a graph is computed. */
+typedef void (*scsa_plugin_set_observer_t)(scsa_plugin_observer_t observer, void* user);
+#define SCSA_PLUGIN_SET_OBSERVER "scsa_plugin_set_observer"
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/attention.h"
+
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "plugin/layer_table.h"
+#include "plugin/mask.h"
+#include "plugin/node.h"
+#include "plugin/options.h"
+#include "plugin/stats.h"
+
+namespace scsa::plugin {
+namespace {
+
+enum Path { kExact = 0, kSparse = 1, kCalibration = 2, kLimit = 3 };
+
+struct Observer {
+  scsa_plugin_observer_t function = nullptr;
+  void* user = nullptr;
+};
+Observer g_observer;
+
+// Runs one node on ggml's CPU backend, as if the plugin had not taken it.
+ggml_status ComputeOnCpu(BackendState& state, ggml_tensor* node) {
+  const GgmlApi& ggml = Ggml();
+  ggml_backend_dev_t device = ggml.dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+  if (state.cpu == nullptr && device != nullptr) state.cpu = ggml.dev_init(device, nullptr);
+  const std::size_t bytes = ggml.graph_overhead_custom(1, false);
+  ggml_context* context = state.cpu == nullptr ? nullptr : ggml.init({bytes, nullptr, true});
+  if (context == nullptr) {
+    LogOnce("an attention node could not be handed back to ggml");
+    return GGML_STATUS_FAILED;
+  }
+  if (const auto set_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
+          ggml.reg_get_proc_address(device->reg, "ggml_backend_set_n_threads"))) {
+    set_threads(state.cpu, state.n_threads);
+  }
+  ggml_cgraph* graph = ggml.new_graph_custom(context, 1, false);
+  ggml.graph_add_node(graph, node);
+  const ggml_status status = ggml.graph_compute(state.cpu, graph);
+  ggml.free(context);
+  return status;
+}
+
+// The bitmaps of all query rows of a stream. False when the mask holds biases.
+bool ReadMask(const AttentionNode& a, int stream, std::int64_t words, std::uint64_t* visible) {
+  const std::uint16_t* mask = a.Mask(stream);
+  bool plain = true;
+  for (int i = 0; i < a.n_q; ++i) {
+    std::uint64_t* row = visible + i * words;
+    if (mask != nullptr) {
+      plain = MaskToBitmap(mask + i * a.mask_row_stride, a.n_kv, row) && plain;
+      continue;
+    }
+    std::memset(row, 0xFF, static_cast<std::size_t>(words) * sizeof(*row));
+    if (a.n_kv % 64 != 0) row[words - 1] = (std::uint64_t{1} << (a.n_kv % 64)) - 1;
+  }
+  return plain;
+}
+
+// Rows that some query row of the call sees.
+std::uint64_t CountVisible(const std::uint64_t* visible, int n_q, std::int64_t words) {
+  std::uint64_t count = 0;
+  for (std::int64_t w = 0; w < words; ++w) {
+    std::uint64_t any = 0;
+    for (int i = 0; i < n_q; ++i) any |= visible[i * words + w];
+    count += static_cast<std::uint64_t>(std::popcount(any));
+  }
+  return count;
+}
+
+void Observe(const AttentionNode& a, int stream, Path path, const std::uint64_t* visible, std::int64_t words) {
+  if (g_observer.function == nullptr) return;
+  const QueryView q = a.Query(stream);
+  const KvView kv = a.Kv(stream);
+  const OutView out = a.Out(stream);
+  scsa_attention_call call{};
+  call.layer = a.layer;
+  call.path = path;
+  call.q_heads = a.shape.q_heads;
+  call.kv_heads = a.shape.kv_heads;
+  call.head_dim = a.shape.head_dim;
+  call.n_q = a.n_q;
+  call.n_kv = a.n_kv;
+  call.q = q.data;
+  call.q_row_stride = q.row_stride;
+  call.q_head_stride = q.head_stride;
+  call.k = kv.k;
+  call.v = kv.v;
+  call.k_type = a.node->src[1]->type;
+  call.v_type = a.node->src[2]->type;
+  call.k_row_stride = kv.k_row_stride;
+  call.k_head_stride = kv.k_head_stride;
+  call.v_row_stride = kv.v_row_stride;
+  call.v_head_stride = kv.v_head_stride;
+  call.visible = visible;
+  call.visible_stride = words;
+  call.scale = a.params.scale;
+  call.softcap = a.params.softcap;
+  call.sinks = a.params.sinks;
+  call.out = out.data;
+  call.out_row_stride = out.row_stride;
+  call.out_head_stride = out.head_stride;
+  call.node = a.node;
+  g_observer.function(g_observer.user, &call);
+}
+
+void CountCall(const AttentionNode& a, Path path, std::uint64_t visible, std::uint64_t rows_read,
+               std::uint64_t bytes_read) {
+  Counters& c = GlobalCounters();
+  Count(path == kSparse        ? c.sparse_calls
+        : path == kCalibration ? c.calibration_calls
+        : path == kLimit       ? c.limit_calls
+                               : c.exact_calls,
+        1);
+  Count(c.rows_visible, visible * static_cast<std::uint64_t>(a.shape.kv_heads));
+  Count(c.rows_read, rows_read);
+  Count(c.bytes_read, bytes_read);
+}
+
+// Whether this step may be answered sparsely at all; the operator itself still has the last word.
+bool SparseEligible(const AttentionNode& a, Mode mode, std::uint64_t visible) {
+  if (mode != Mode::kAuto || a.n_q != 1 || a.params.softcap != 0.0f) return false;
+  if (visible < static_cast<std::uint64_t>(CurrentCrossover())) return false;
+  LayerTable& table = LayerTable::Get();
+  return table.Tracked(a.k_root) && table.Tracked(a.v_root);
+}
+
+// Attention of one stream. A message that is not empty: nothing was written, the reason is the message.
+std::string ComputeStream(BackendState& state, const AttentionNode& a, int stream, Mode mode) {
+  const std::int64_t words = (a.n_kv + 63) / 64;
+  const std::uint64_t visible = CountVisible(state.visible.data(), a.n_q, words);
+  const auto kv_heads = static_cast<std::uint64_t>(a.shape.kv_heads);
+  const std::uint64_t row_bytes = RowBytes(a.k_type, a.shape.head_dim) + RowBytes(a.v_type, a.shape.head_dim);
+
+  if (SparseEligible(a, mode, visible)) {
+    std::string error;
+    if (const auto layer = LayerTable::Get().FindOrCreate(&state, a, stream, &error)) {
+      std::lock_guard lock(layer->mutex());
+      CachedLayer::Outcome outcome;
+      const Status status = layer->Attend(a, stream, state.visible.data(), state.n_threads, state.workspace, &outcome);
+      if (status.ok()) {
+        const bool sparse = outcome.path == kSparse;
+        const std::uint64_t rows = sparse ? outcome.rows_read : visible * kv_heads;
+        CountCall(a, static_cast<Path>(outcome.path), visible, rows, sparse ? outcome.bytes_read : rows * row_bytes);
+        Observe(a, stream, static_cast<Path>(outcome.path), state.visible.data(), words);
+        return {};
+      }
+      error = status.message();
+    }
+    LogOnce("the sparse operator failed (" + error + "); answering exactly");
+    Count(GlobalCounters().failures, 1);
+  }
+
+  const VisibleSets sets{state.visible.data(), words};
+  const Status status = ExactAttention(a.shape, a.Query(stream), a.Kv(stream), sets, a.params, state.n_threads,
+                                       state.workspace, a.Out(stream));
+  if (!status.ok()) return status.message();
+  CountCall(a, kExact, visible, visible * kv_heads, visible * kv_heads * row_bytes);
+  Observe(a, stream, kExact, state.visible.data(), words);
+  return {};
+}
+
+ggml_status Compute(BackendState& state, ggml_tensor* node) {
+  const Mode mode = CurrentMode();
+  const auto a = ReadAttentionNode(node);
+  if (!a || mode == Mode::kOff) return ComputeOnCpu(state, node);
+
+  const std::int64_t words = (a->n_kv + 63) / 64;
+  const auto needed = static_cast<std::size_t>(words * a->n_q);
+  if (state.visible.size() < needed) state.visible.resize(needed);
+  if (mode == Mode::kLimit) {
+    for (int s = 0; s < a->n_streams; ++s) {
+      const OutView out = a->Out(s);
+      std::memset(out.data, 0, static_cast<std::size_t>(a->n_q) * node->nb[2]);
+      CountCall(*a, kLimit, 0, 0, 0);
+      if (g_observer.function != nullptr) ReadMask(*a, s, words, state.visible.data());
+      Observe(*a, s, kLimit, state.visible.data(), words);
+    }
+    return GGML_STATUS_SUCCESS;
+  }
+  for (int s = 0; s < a->n_streams; ++s) {
+    if (!ReadMask(*a, s, words, state.visible.data())) {
+      LogOnce("an attention mask with biases is left to ggml");
+      return ComputeOnCpu(state, node);
+    }
+    const std::string error = ComputeStream(state, *a, s, mode);
+    if (!error.empty()) {
+      LogOnce("the exact kernel failed (" + error + "); leaving the node to ggml");
+      Count(GlobalCounters().failures, 1);
+      return ComputeOnCpu(state, node);
+    }
+  }
+  return GGML_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+BackendState::~BackendState() {
+  if (cpu != nullptr) Ggml().backend_free(cpu);
+}
+
+ggml_status ComputeAttention(BackendState& state, ggml_tensor* node) {
+  const auto start = std::chrono::steady_clock::now();
+  ggml_status status;
+  try {
+    status = Compute(state, node);
+  } catch (const std::bad_alloc&) {
+    LogOnce("out of memory in an attention node");
+    status = GGML_STATUS_ALLOC_FAILED;
+  }
+  const auto elapsed = std::chrono::steady_clock::now() - start;
+  Count(GlobalCounters().attn_ns,
+        static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()));
+  Count(GlobalCounters().attn_calls, 1);
+  return status;
+}
+
+void SetObserver(scsa_plugin_observer_t observer, void* user) { g_observer = {observer, user}; }
+
+}  // namespace scsa::plugin

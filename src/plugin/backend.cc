@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tables of functions that make up a ggml backend: one registry entry, one device of type ACCEL in CPU memory, one
+// backend instance per context.
+#include "plugin/backend.h"
+
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "plugin/attention.h"
+#include "plugin/cache_write.h"
+#include "plugin/claims.h"
+#include "plugin/layer_table.h"
+#include "plugin/options.h"
+#include "plugin/stats.h"
+#include "scsa/plugin.h"
+#include "scsa/target.h"
+
+namespace scsa::plugin {
+namespace {
+
+// Backend instance.
+
+BackendState& StateOf(ggml_backend_t backend) { return *static_cast<BackendState*>(backend->context); }
+
+const char* BackendGetName(ggml_backend_t) { return kBackendName; }
+
+void BackendFree(ggml_backend_t backend) {
+  LayerTable::Get().FreeOwner(backend->context);
+  delete &StateOf(backend);
+  delete backend;
+}
+
+ggml_status BackendGraphCompute(ggml_backend_t backend, ggml_cgraph* graph) {
+  BackendState& state = StateOf(backend);
+  const int n = Ggml().graph_n_nodes(graph);
+  for (int i = 0; i < n; ++i) {
+    ggml_tensor* node = Ggml().graph_node(graph, i);
+    if (IsViewOp(node->op) || !MustCompute(node)) continue;
+    ggml_status status = GGML_STATUS_FAILED;
+    if (node->op == GGML_OP_FLASH_ATTN_EXT) {
+      status = ComputeAttention(state, node);
+    } else if (node->op == GGML_OP_SET_ROWS) {
+      status = ComputeCacheWrite(node, state.n_threads, state.rows);
+    } else {
+      LogOnce("ggml asked for an operation that the plugin never offered");
+    }
+    if (status != GGML_STATUS_SUCCESS) return status;
+  }
+  return GGML_STATUS_SUCCESS;
+}
+
+void BackendSetThreads(ggml_backend_t backend, int n_threads) { StateOf(backend).n_threads = n_threads; }
+
+ggml_guid_t BackendGuid() {
+  static ggml_guid guid = {0x5c, 0x5a, 0x0e, 0x71, 0x9d, 0x3b, 0x4f, 0x2a,
+                           0x8e, 0x16, 0xc4, 0x27, 0xb0, 0x6d, 0xf3, 0x88};
+  return &guid;
+}
+
+// Device.
+
+const char* DeviceGetName(ggml_backend_dev_t) { return kBackendName; }
+
+const char* DeviceGetDescription(ggml_backend_dev_t) {
+  static const std::string* text = new std::string("sparse attention " SCSA_VERSION " (" + ActiveTarget() + ")");
+  return text->c_str();
+}
+
+void DeviceGetMemory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
+  *free = 0;
+  *total = 0;
+}
+
+enum ggml_backend_dev_type DeviceGetType(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; }
+
+void DeviceGetProps(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
+  props->name = DeviceGetName(device);
+  props->description = DeviceGetDescription(device);
+  props->type = DeviceGetType(device);
+  DeviceGetMemory(device, &props->memory_free, &props->memory_total);
+  props->caps = {};
+  props->caps.buffer_from_host_ptr = true;
+  props->caps.mmap_support = true;
+}
+
+ggml_backend_t DeviceInitBackend(ggml_backend_dev_t device, const char*) {
+  ggml_backend_i iface{};
+  iface.get_name = BackendGetName;
+  iface.free = BackendFree;
+  iface.graph_compute = BackendGraphCompute;
+  try {
+    auto state = std::make_unique<BackendState>();
+    auto* backend = new ggml_backend{BackendGuid(), iface, device, state.get()};
+    state.release();
+    return backend;
+  } catch (const std::bad_alloc&) {
+    LogOnce("out of memory when a context was created");
+    return nullptr;
+  }
+}
+
+ggml_backend_buffer_type_t DeviceGetBufferType(ggml_backend_dev_t) { return Ggml().cpu_buffer_type(); }
+
+ggml_backend_buffer_t DeviceBufferFromHostPtr(ggml_backend_dev_t, void* data, std::size_t size, std::size_t) {
+  return Ggml().cpu_buffer_from_ptr(data, size);
+}
+
+bool DeviceSupportsOp(ggml_backend_dev_t, const ggml_tensor* node) { return ClaimsNode(node); }
+
+bool DeviceSupportsBufferType(ggml_backend_dev_t, ggml_backend_buffer_type_t type) { return Ggml().buft_is_host(type); }
+
+// Functions of scsa/plugin.h.
+
+const char* PluginSet(const char* name, const char* value) {
+  static thread_local std::string error;
+  if (name == nullptr || value == nullptr) return "name and value must not be null";
+  Options options = CurrentOptions();
+  error = SetOption(name, value, &options);
+  if (!error.empty()) return error.c_str();
+  InstallOptions(options);
+  return nullptr;
+}
+
+void PluginGetStats(scsa_plugin_stats* stats) { GetStats(stats); }
+
+void PluginSetObserver(scsa_plugin_observer_t observer, void* user) { SetObserver(observer, user); }
+
+// Registry entry.
+
+const char* RegGetName(ggml_backend_reg_t) { return kBackendName; }
+
+std::size_t RegGetDeviceCount(ggml_backend_reg_t) { return 1; }
+
+ggml_backend_dev_t RegGetDevice(ggml_backend_reg_t reg, std::size_t) {
+  static ggml_backend_device device = [reg] {
+    ggml_backend_device_i iface{};
+    iface.get_name = DeviceGetName;
+    iface.get_description = DeviceGetDescription;
+    iface.get_memory = DeviceGetMemory;
+    iface.get_type = DeviceGetType;
+    iface.get_props = DeviceGetProps;
+    iface.init_backend = DeviceInitBackend;
+    iface.get_buffer_type = DeviceGetBufferType;
+    iface.buffer_from_host_ptr = DeviceBufferFromHostPtr;
+    iface.supports_op = DeviceSupportsOp;
+    iface.supports_buft = DeviceSupportsBufferType;
+    return ggml_backend_device{iface, reg, nullptr};
+  }();
+  return &device;
+}
+
+void* RegGetProcAddress(ggml_backend_reg_t, const char* name) {
+  if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) return reinterpret_cast<void*>(BackendSetThreads);
+  if (std::strcmp(name, SCSA_PLUGIN_SET) == 0) return reinterpret_cast<void*>(PluginSet);
+  if (std::strcmp(name, SCSA_PLUGIN_GET_STATS) == 0) return reinterpret_cast<void*>(PluginGetStats);
+  if (std::strcmp(name, SCSA_PLUGIN_SET_OBSERVER) == 0) return reinterpret_cast<void*>(PluginSetObserver);
+  return nullptr;
+}
+
+}  // namespace
+
+ggml_backend_reg_t BackendReg() {
+  static ggml_backend_reg reg = {
+      GGML_BACKEND_API_VERSION, {RegGetName, RegGetDeviceCount, RegGetDevice, RegGetProcAddress}, nullptr};
+  return &reg;
+}
+
+}  // namespace scsa::plugin

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "plugin/ggml_compat.h"
+
+namespace scsa::plugin {
+
+// Name of the backend and of its one device.
+inline constexpr char kBackendName[] = "SCSA";
+
+ggml_backend_reg_t BackendReg();
+
+}  // namespace scsa::plugin

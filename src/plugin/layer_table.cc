@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/layer_table.h"
+
+#include <algorithm>
+#include <bit>
+#include <new>
+
+#include "plugin/stats.h"
+
+namespace scsa::plugin {
+namespace {
+
+// Layers of all contexts together; far more than any program decodes with at a time.
+constexpr std::size_t kMaxLayers = 65536;
+
+// Layers seal their blocks in different steps, so that no step builds one for every layer.
+constexpr int kSealStagger = 64;
+
+std::size_t Words(std::int64_t rows) { return static_cast<std::size_t>((rows + 63) / 64); }
+
+}  // namespace
+
+bool LayerKey::operator==(const LayerKey& o) const {
+  return k_root == o.k_root && v_root == o.v_root && k_buffer == o.k_buffer && v_buffer == o.v_buffer && k == o.k &&
+         v == o.v && shape.q_heads == o.shape.q_heads && shape.kv_heads == o.shape.kv_heads &&
+         shape.head_dim == o.shape.head_dim && k_type == o.k_type && v_type == o.v_type &&
+         k_row_stride == o.k_row_stride && v_row_stride == o.v_row_stride && rows == o.rows && first_row == o.first_row;
+}
+
+LayerKey KeyOf(const AttentionNode& node, int stream) {
+  const KvView kv = node.Kv(stream);
+  LayerKey key;
+  key.k_root = node.k_root->data;
+  key.v_root = node.v_root->data;
+  key.k_buffer = node.k_root->buffer;
+  key.v_buffer = node.v_root->buffer;
+  key.k = kv.k;
+  key.v = kv.v;
+  key.shape = node.shape;
+  key.k_type = kv.k_type;
+  key.v_type = kv.v_type;
+  key.k_row_stride = kv.k_row_stride;
+  key.v_row_stride = kv.v_row_stride;
+  key.rows = node.k_root->ne[1];
+  key.first_row = (static_cast<const std::byte*>(kv.k) - static_cast<const std::byte*>(key.k_root)) / kv.k_row_stride;
+  return key;
+}
+
+CachedLayer::~CachedLayer() {
+  Count(GlobalCounters().plan_bytes, 0 - plan_bytes_);
+  if (calibrated_) Count(GlobalCounters().calibrated_layers, std::uint64_t{0} - 1);
+}
+
+Status CachedLayer::Init(const Options& options) {
+  Status status = Layer::Create(key_.shape, options.config, &layer_);
+  if (!status.ok()) return status;
+  seen_.assign(Words(key_.rows), 0);
+  written_.assign(Words(key_.rows), 0);
+  calibrate_ = options.calibrate;
+  if (calibrate_ > 0) return layer_->StartCalibration(options.tolerance);
+  return Status::Ok();
+}
+
+void CachedLayer::NoteWrites(std::span<const std::int64_t> rows) {
+  for (std::int64_t row : rows) {
+    std::uint64_t& word = written_[static_cast<std::size_t>(row / 64)];
+    const std::uint64_t bit = std::uint64_t{1} << (row % 64);
+    n_written_ += (word & bit) == 0;
+    word |= bit;
+  }
+  layer_->NotifyWrites(rows);
+}
+
+// Rows that become visible were written just before, through the plugin. If others do, or if many vanish (state
+// loads, copies between sequences, truncation), the cells may hold something else by now.
+Verify CachedLayer::ChooseVerify(const std::uint64_t* visible, std::size_t words) {
+  bool unexpected = false;
+  std::uint64_t vanished = 0;
+  for (std::size_t w = 0; w < words; ++w) {
+    unexpected = unexpected || (visible[w] & ~seen_[w] & ~written_[w]) != 0;
+    vanished += static_cast<std::uint64_t>(std::popcount(seen_[w] & ~visible[w]));
+    seen_[w] = visible[w];
+    written_[w] = 0;
+  }
+  for (std::size_t w = words; w < seen_.size(); ++w) {
+    vanished += static_cast<std::uint64_t>(std::popcount(seen_[w]));
+    seen_[w] = 0;
+    written_[w] = 0;
+  }
+  const bool jump = unexpected || vanished > n_written_;
+  n_written_ = 0;
+  return jump ? Verify::kFull : Verify::kSample;
+}
+
+Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
+                           Workspace& workspace, Outcome* outcome) {
+  if (stale_.exchange(false, std::memory_order_acq_rel)) layer_->DropPlans();
+  const std::size_t words = Words(node.n_kv);
+  const Verify verify = ChooseVerify(visible, words);
+  const LayerStats before = layer_->stats();
+  const VisibleSets sets{visible, static_cast<std::int64_t>(words)};
+  const Status status = layer_->Attend(node.Query(stream), node.Kv(stream), sets, node.params, verify, n_threads,
+                                       workspace, node.Out(stream));
+  const LayerStats after = layer_->stats();
+
+  Counters& counters = GlobalCounters();
+  Count(counters.plan_build_ns, after.build_ns - before.build_ns);
+  Count(counters.rebuild_count, after.rebuild_count - before.rebuild_count);
+  Count(counters.dropped_blocks, after.dropped_blocks - before.dropped_blocks);
+  Count(counters.failures, after.build_failures - before.build_failures);
+  Count(counters.plan_bytes, after.plan_bytes - plan_bytes_);
+  plan_bytes_ = after.plan_bytes;
+  if (after.build_failures != before.build_failures) {
+    LogOnce("a plan could not be built (out of memory?); answering exactly");
+  }
+  if (!status.ok()) return status;
+
+  outcome->path = 0;
+  if (after.sparse_steps != before.sparse_steps) {
+    outcome->path = 1;
+    outcome->rows_read = after.union_rows - before.union_rows;
+    outcome->bytes_read = after.bytes_read - before.bytes_read;
+  } else if (after.calibration_steps != before.calibration_steps) {
+    outcome->path = 2;
+  }
+  if (layer_->calibrating() && layer_->calibration_steps() >= calibrate_) {
+    const Status finished = layer_->FinishCalibration();
+    if (!finished.ok()) return finished;
+    calibrated_ = true;
+    Count(counters.calibrated_layers, 1);
+  }
+  return status;
+}
+
+LayerTable& LayerTable::Get() {
+  static LayerTable* table = new LayerTable;
+  return *table;
+}
+
+std::shared_ptr<CachedLayer> LayerTable::FindOrCreate(const void* owner, const AttentionNode& node, int stream,
+                                                      std::string* error) {
+  const LayerKey key = KeyOf(node, stream);
+  std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
+    if (entry.owner != owner || entry.layer->key().k != key.k) continue;
+    if (entry.layer->key() == key) return entry.layer;
+    // The same cells, but other dimensions: the memory belongs to something else now. Two layers of a model that read
+    // one cache with different query heads share K; they keep an operator each.
+    if (entry.layer->key().v != key.v || entry.layer->key().k_buffer != key.k_buffer ||
+        entry.layer->key().rows != key.rows || entry.layer->key().k_row_stride != key.k_row_stride) {
+      Remove(i--);
+    }
+  }
+  if (entries_.size() >= kMaxLayers) {
+    *error = "too many attention layers in use";
+    return nullptr;
+  }
+  try {
+    auto layer = std::make_shared<CachedLayer>(key);
+    Options options = CurrentOptions();
+    options.config.seal_delay = std::max(node.layer, 0) % kSealStagger;
+    const Status status = layer->Init(options);
+    if (!status.ok()) {
+      *error = status.message();
+      return nullptr;
+    }
+    entries_.push_back({owner, layer});
+    by_root_.emplace(key.k_root, layer.get());
+    by_root_.emplace(key.v_root, layer.get());
+    return layer;
+  } catch (const std::bad_alloc&) {
+    *error = "out of memory";
+    return nullptr;
+  }
+}
+
+void LayerTable::Remove(std::size_t index) {
+  const CachedLayer* layer = entries_[index].layer.get();
+  std::erase_if(by_root_, [layer](const auto& item) { return item.second == layer; });
+  entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(index));
+}
+
+void LayerTable::FreeOwner(const void* owner) {
+  std::lock_guard lock(mutex_);
+  for (std::size_t i = entries_.size(); i-- > 0;) {
+    if (entries_[i].owner != owner) continue;
+    tracked_.erase(entries_[i].layer->key().k_root);
+    tracked_.erase(entries_[i].layer->key().v_root);
+    Remove(i);
+  }
+}
+
+void LayerTable::NoteWrites(const ggml_tensor* root, std::span<const std::int64_t> rows) {
+  std::lock_guard lock(mutex_);
+  const auto [first, last] = by_root_.equal_range(root->data);
+  if (first == last) return;
+  static thread_local std::vector<std::int64_t> local;
+  for (auto it = first; it != last; ++it) {
+    CachedLayer& layer = *it->second;
+    local.clear();
+    for (std::int64_t row : rows) {
+      const std::int64_t in_stream = row - layer.key().first_row;
+      if (in_stream >= 0 && in_stream < layer.key().rows) local.push_back(in_stream);
+    }
+    if (local.empty()) continue;
+    std::lock_guard layer_lock(layer.mutex());
+    layer.NoteWrites(local);
+  }
+}
+
+void LayerTable::MarkStale(const ggml_tensor* root) {
+  std::lock_guard lock(mutex_);
+  const auto [first, last] = by_root_.equal_range(root->data);
+  for (auto it = first; it != last; ++it) it->second->MarkStale();
+}
+
+void LayerTable::SetTracked(const ggml_tensor* root, bool tracked) {
+  std::lock_guard lock(mutex_);
+  if (tracked) {
+    // Roots of contexts that never had a layer stay behind: forgetting all of them only delays the sparse path until
+    // the next graph.
+    if (tracked_.size() >= 2 * kMaxLayers) tracked_.clear();
+    tracked_.insert(root->data);
+    return;
+  }
+  tracked_.erase(root->data);
+  const auto [first, last] = by_root_.equal_range(root->data);
+  for (auto it = first; it != last; ++it) it->second->MarkStale();
+}
+
+bool LayerTable::Tracked(const ggml_tensor* root) {
+  std::lock_guard lock(mutex_);
+  return tracked_.contains(root->data);
+}
+
+}  // namespace scsa::plugin

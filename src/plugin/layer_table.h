@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The operator's layers of all contexts, found by the cache tensors that they belong to.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "plugin/node.h"
+#include "plugin/options.h"
+#include "scsa/layer.h"
+
+namespace scsa::plugin {
+
+// Identity of a layer: one stream of one pair of cache tensors. A context that is freed may leave its addresses to
+// another one, so shapes, types, strides and the buffers are part of it.
+struct LayerKey {
+  const void* k_root = nullptr;
+  const void* v_root = nullptr;
+  const void* k_buffer = nullptr;
+  const void* v_buffer = nullptr;
+  const void* k = nullptr;  // first row of the stream
+  const void* v = nullptr;
+  Shape shape;
+  DType k_type = DType::kF16;
+  DType v_type = DType::kF16;
+  std::int64_t k_row_stride = 0;
+  std::int64_t v_row_stride = 0;
+  std::int64_t rows = 0;       // cells per stream
+  std::int64_t first_row = 0;  // the stream's first cell, counted over all streams
+
+  bool operator==(const LayerKey& other) const;
+};
+LayerKey KeyOf(const AttentionNode& node, int stream);
+
+// One layer and what the plugin knows about its cells.
+class CachedLayer {
+ public:
+  explicit CachedLayer(const LayerKey& key) : key_(key) {}
+  ~CachedLayer();
+
+  // Makes the operator with the given options; an empty calibration window is opened. Call once before Attend.
+  Status Init(const Options& options);
+
+  // Held while the layer is used; contexts may share a cache.
+  std::mutex& mutex() { return mutex_; }
+  const LayerKey& key() const { return key_; }
+
+  // Cells that are about to be written. Call with the mutex held.
+  void NoteWrites(std::span<const std::int64_t> rows);
+  // Cells changed in a way that was not seen: every plan is dropped at the next step. Lock-free.
+  void MarkStale() { stale_.store(true, std::memory_order_release); }
+
+  struct Outcome {
+    int path = 0;                  // as scsa_attention_call::path
+    std::uint64_t rows_read = 0;   // each once per KV head
+    std::uint64_t bytes_read = 0;  // 0 when the step was exact: the caller knows
+  };
+  // Sparse attention of one query row. `visible` has ceil(n_kv / 64) words. Call with the mutex held.
+  Status Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
+                Workspace& workspace, Outcome* outcome);
+
+ private:
+  Verify ChooseVerify(const std::uint64_t* visible, std::size_t words);
+
+  const LayerKey key_;
+  std::mutex mutex_;
+  std::atomic<bool> stale_{false};
+  std::unique_ptr<Layer> layer_;
+  int calibrate_ = 0;
+  bool calibrated_ = false;
+  std::uint64_t plan_bytes_ = 0;
+  std::vector<std::uint64_t> seen_;     // the bitmap of the last step
+  std::vector<std::uint64_t> written_;  // cells written since then
+  std::uint64_t n_written_ = 0;
+};
+
+class LayerTable {
+ public:
+  // Never destroyed: contexts may be freed while the program exits.
+  static LayerTable& Get();
+
+  // The layer of a stream of a node, made when it is new. `owner` is the backend instance (one per context) whose end
+  // frees it. nullptr with *error set when it cannot be made.
+  std::shared_ptr<CachedLayer> FindOrCreate(const void* owner, const AttentionNode& node, int stream,
+                                            std::string* error);
+  void FreeOwner(const void* owner);
+
+  // Cells of a cache tensor, counted over all streams, that are about to be written.
+  void NoteWrites(const ggml_tensor* root, std::span<const std::int64_t> rows);
+  // Some node that the plugin does not run writes into this cache tensor.
+  void MarkStale(const ggml_tensor* root);
+
+  // Whether the writes of the present graph into a cache tensor go through the plugin. Without that no plan is made.
+  void SetTracked(const ggml_tensor* root, bool tracked);
+  bool Tracked(const ggml_tensor* root);
+
+ private:
+  struct Entry {
+    const void* owner;
+    std::shared_ptr<CachedLayer> layer;
+  };
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+  std::unordered_multimap<const void*, CachedLayer*> by_root_;  // by the data of either cache tensor
+  std::unordered_set<const void*> tracked_;
+
+  void Remove(std::size_t index);
+};
+
+}  // namespace scsa::plugin

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/options.h"
+
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <mutex>
+
+#include "scsa/target.h"
+
+namespace scsa::plugin {
+namespace {
+
+struct Variable {
+  const char* option;
+  const char* variable;
+};
+constexpr Variable kVariables[] = {
+    {"mode", "SCSA_MODE"},           {"preset", "SCSA_PRESET"},       {"tolerance", "SCSA_TOLERANCE"},
+    {"calibrate", "SCSA_CALIBRATE"}, {"crossover", "SCSA_CROSSOVER"}, {"stats", "SCSA_STATS"},
+};
+
+constexpr Mode kModes[] = {Mode::kAuto, Mode::kExact, Mode::kOff, Mode::kLimit};
+
+std::string Bad(std::string_view value, std::string_view allowed) {
+  std::string message = "\"";
+  message.append(value).append("\" is not allowed; use ").append(allowed);
+  return message;
+}
+
+template <typename T>
+bool Parse(std::string_view text, T low, T high, T* value) {
+  T parsed{};
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, parsed);
+  // The comparisons are written so that NaN fails them.
+  if (result.ec != std::errc() || result.ptr != end || !(parsed >= low && parsed <= high)) return false;
+  *value = parsed;
+  return true;
+}
+
+// Never destroyed: threads of the program may still run while it exits.
+struct Store {
+  std::mutex mutex;
+  Options options;
+};
+Store& GlobalStore() {
+  static Store* store = new Store;
+  return *store;
+}
+std::atomic<Mode> g_mode{Mode::kAuto};
+std::atomic<std::int64_t> g_crossover{kDefaultCrossover};
+
+}  // namespace
+
+const char* ModeName(Mode mode) {
+  switch (mode) {
+    case Mode::kAuto:
+      return "auto";
+    case Mode::kExact:
+      return "exact";
+    case Mode::kOff:
+      return "off";
+    case Mode::kLimit:
+      return "limit";
+  }
+  return "";
+}
+
+std::string SetOption(std::string_view name, std::string_view value, Options* options) {
+  if (name == "mode") {
+    for (Mode mode : kModes) {
+      if (value == ModeName(mode)) {
+        options->mode = mode;
+        return {};
+      }
+    }
+    return Bad(value, "auto, exact, off or limit");
+  }
+  if (name == "preset") {
+    Preset preset;
+    if (!ParsePreset(value, &preset)) return Bad(value, "fast or seed");
+    options->config = ConfigFor(preset);
+    if (!options->tolerance_chosen) options->tolerance = DefaultTolerance(preset);
+    return {};
+  }
+  if (name == "tolerance") {
+    float tolerance = 0;
+    if (!Parse(value, 0.0f, 1.0f, &tolerance) || tolerance == 0.0f) {
+      return Bad(value, "a number above 0 and at most 1, for example 0.025");
+    }
+    options->tolerance = tolerance;
+    options->tolerance_chosen = true;
+    return {};
+  }
+  if (name == "calibrate") {
+    return Parse(value, 0, 65536, &options->calibrate) ? "" : Bad(value, "a number of steps, 0 to 65536");
+  }
+  if (name == "crossover") {
+    return Parse(value, std::int64_t{0}, std::int64_t{1} << 40, &options->crossover)
+               ? ""
+               : Bad(value, "a number of cached rows, 0 or more");
+  }
+  if (name == "stats") {
+    if (value != "0" && value != "1") return Bad(value, "0 or 1");
+    options->stats = value == "1";
+    return {};
+  }
+  std::string message = "unknown option \"";
+  return message.append(name).append("\"; there are mode, preset, tolerance, calibrate, crossover and stats");
+}
+
+std::string OptionsFromEnvironment(Options* options) {
+  for (const Variable& v : kVariables) {
+    const char* value = std::getenv(v.variable);
+    if (value == nullptr || *value == '\0') continue;
+    const std::string error = SetOption(v.option, value, options);
+    if (!error.empty()) return std::string(v.variable) + ": " + error;
+  }
+  const Status target = TargetFromEnvironment();
+  if (!target.ok()) return target.message();
+  return {};
+}
+
+Options CurrentOptions() {
+  std::lock_guard lock(GlobalStore().mutex);
+  return GlobalStore().options;
+}
+
+Mode CurrentMode() { return g_mode.load(std::memory_order_relaxed); }
+
+std::int64_t CurrentCrossover() { return g_crossover.load(std::memory_order_relaxed); }
+
+void InstallOptions(const Options& options) {
+  std::lock_guard lock(GlobalStore().mutex);
+  GlobalStore().options = options;
+  g_mode.store(options.mode, std::memory_order_relaxed);
+  g_crossover.store(options.crossover, std::memory_order_relaxed);
+}
+
+}  // namespace scsa::plugin

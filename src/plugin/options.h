@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The plugin's options. The environment sets them at load (SCSA_MODE, ...), scsa_plugin_set at run time (mode, ...).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "scsa/config.h"
+
+namespace scsa::plugin {
+
+enum class Mode : std::uint8_t {
+  kAuto,   // sparse above the crossover, exact below
+  kExact,  // the exact kernel always
+  kOff,    // everything is ggml's
+  kLimit,  // attention answers zeros at no cost: the floor of a decode step's time
+};
+
+// Cached rows from which the sparse operator answers.
+inline constexpr std::int64_t kDefaultCrossover = 4096;
+
+inline constexpr Preset kDefaultPreset = Preset::kFast;
+
+struct Options {
+  Mode mode = Mode::kAuto;
+  Config config = ConfigFor(kDefaultPreset);
+  float tolerance = DefaultTolerance(kDefaultPreset);  // accepted relative error of a head's output
+  bool tolerance_chosen = false;                       // otherwise it follows the preset
+  int calibrate = 32;  // steps of the calibration window; 0: none, every head keeps the preset's threshold
+  std::int64_t crossover = kDefaultCrossover;
+  bool stats = false;  // print a summary at exit
+};
+
+const char* ModeName(Mode mode);
+
+// Changes one option. Returns an empty string, or one line saying what is wrong; then nothing was changed.
+std::string SetOption(std::string_view name, std::string_view value, Options* options);
+
+// Reads every SCSA_ variable. Returns an empty string, or one line about the first bad one.
+std::string OptionsFromEnvironment(Options* options);
+
+// The options in force. Thread-safe; the single ones cost one atomic load.
+Options CurrentOptions();
+Mode CurrentMode();
+std::int64_t CurrentCrossover();
+void InstallOptions(const Options& options);
+
+}  // namespace scsa::plugin

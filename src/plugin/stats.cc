@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin/stats.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <set>
+
+namespace scsa::plugin {
+
+// Function-local statics that are never destroyed: threads of the program may still compute while it exits.
+Counters& GlobalCounters() {
+  static Counters* counters = new Counters;
+  return *counters;
+}
+
+void GetStats(scsa_plugin_stats* stats) {
+  const Counters& c = GlobalCounters();
+  const auto load = [](const std::atomic<std::uint64_t>& counter) { return counter.load(std::memory_order_relaxed); };
+  scsa_plugin_stats all{};
+  all.struct_size = stats->struct_size;
+  all.attn_ns = load(c.attn_ns);
+  all.attn_calls = load(c.attn_calls);
+  all.set_rows_ns = load(c.set_rows_ns);
+  all.sparse_calls = load(c.sparse_calls);
+  all.exact_calls = load(c.exact_calls);
+  all.calibration_calls = load(c.calibration_calls);
+  all.limit_calls = load(c.limit_calls);
+  all.rows_read = load(c.rows_read);
+  all.rows_visible = load(c.rows_visible);
+  all.bytes_read = load(c.bytes_read);
+  all.plan_build_ns = load(c.plan_build_ns);
+  all.plan_bytes = load(c.plan_bytes);
+  all.rebuild_count = load(c.rebuild_count);
+  all.dropped_blocks = load(c.dropped_blocks);
+  all.failures = load(c.failures);
+  all.calibrated_layers = load(c.calibrated_layers);
+  std::memcpy(stats, &all, std::min(stats->struct_size, sizeof(all)));
+}
+
+std::string StatsSummary() {
+  scsa_plugin_stats s{};
+  s.struct_size = sizeof(s);
+  GetStats(&s);
+  const auto ms = [](std::uint64_t ns) { return static_cast<double>(ns) / 1e6; };
+  const double share =
+      s.rows_visible == 0 ? 0.0 : 100.0 * static_cast<double>(s.rows_read) / static_cast<double>(s.rows_visible);
+  char text[1024];
+  std::snprintf(text, sizeof(text),
+                "scsa: attention calls %llu (sparse %llu, exact %llu, calibration %llu, limit %llu) in %.1f ms\n"
+                "scsa: rows read %.1f %% of %llu visible, %.1f MB; cache writes %.1f ms\n"
+                "scsa: plans %.1f MB, %llu regions clustered in %.1f ms, %llu blocks dropped, %llu failures, "
+                "%llu layers calibrated\n",
+                static_cast<unsigned long long>(s.attn_calls), static_cast<unsigned long long>(s.sparse_calls),
+                static_cast<unsigned long long>(s.exact_calls), static_cast<unsigned long long>(s.calibration_calls),
+                static_cast<unsigned long long>(s.limit_calls), ms(s.attn_ns), share,
+                static_cast<unsigned long long>(s.rows_visible), static_cast<double>(s.bytes_read) / 1e6,
+                ms(s.set_rows_ns), static_cast<double>(s.plan_bytes) / 1e6,
+                static_cast<unsigned long long>(s.rebuild_count), ms(s.plan_build_ns),
+                static_cast<unsigned long long>(s.dropped_blocks), static_cast<unsigned long long>(s.failures),
+                static_cast<unsigned long long>(s.calibrated_layers));
+  return text;
+}
+
+void Log(const std::string& message) { std::fprintf(stderr, "scsa: %s\n", message.c_str()); }
+
+void LogOnce(const std::string& message) {
+  static std::mutex* mutex = new std::mutex;
+  static auto* seen = new std::set<std::string>;
+  {
+    std::lock_guard lock(*mutex);
+    // A bound, for messages that hold numbers.
+    if (seen->size() >= 64 || !seen->insert(message).second) return;
+  }
+  Log(message);
+}
+
+}  // namespace scsa::plugin

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "scsa/plugin.h"
+
+namespace scsa::plugin {
+
+// Totals of the process; one counter per field of scsa_plugin_stats. Lock-free, so that they can be read while other
+// threads compute and when the program exits.
+struct Counters {
+  std::atomic<std::uint64_t> attn_ns{0}, attn_calls{0}, set_rows_ns{0};
+  std::atomic<std::uint64_t> sparse_calls{0}, exact_calls{0}, calibration_calls{0}, limit_calls{0};
+  std::atomic<std::uint64_t> rows_read{0}, rows_visible{0}, bytes_read{0};
+  std::atomic<std::uint64_t> plan_build_ns{0}, plan_bytes{0}, rebuild_count{0}, dropped_blocks{0}, failures{0};
+  std::atomic<std::uint64_t> calibrated_layers{0};
+};
+Counters& GlobalCounters();
+
+inline void Count(std::atomic<std::uint64_t>& counter, std::uint64_t amount) {
+  counter.fetch_add(amount, std::memory_order_relaxed);
+}
+
+// See scsa_plugin_get_stats_t.
+void GetStats(scsa_plugin_stats* stats);
+
+// The lines that SCSA_STATS=1 prints at exit.
+std::string StatsSummary();
+
+// One line on stderr, with the plugin's name in front.
+void Log(const std::string& message);
+// The same, but each distinct message once.
+void LogOnce(const std::string& message);
+
+}  // namespace scsa::plugin

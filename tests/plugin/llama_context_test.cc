@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// SmolLM2 through libllama: the exact mode agrees with ggml, and whatever happens to the cache, the sparse mode answers
+// what a fresh context in exact mode answers after the same steps.
+#include "llama_fixture.h"
+
+#include <functional>
+
+namespace scsa::plugin_test {
+namespace {
+
+constexpr std::size_t kPrompt = 1100;
+constexpr std::size_t kSteps = 6;
+constexpr double kApproximation = 0.2;  // nats, mean of kSteps steps; measured: up to 0.11
+
+class LlamaContext : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    model_ = LoadModel(ModelPath("SmolLM2-135M-Instruct.Q4_1.gguf"));
+    ASSERT_NE(model_, nullptr) << "SmolLM2 is missing in " SCSA_MODEL_DIR "; scripts/setup gets it";
+    tokens_ = TextTokens(model_.get(), kPrompt + 200);
+    other_ = TextTokens(model_.get(), 300, 40000);
+    LoadedPlugin::Get().Set("mode", "off");
+    state_ = Prefill({tokens_.begin(), tokens_.begin() + kPrompt}, kPrompt);
+    // Another text of the same length: a part of it, doubled.
+    other_state_ = Prefill({other_.begin(), other_.end()}, kPrompt);
+  }
+  // The state after `length` tokens: the given ones and then, repeated, their beginning.
+  static std::vector<std::uint8_t> Prefill(std::vector<llama_token> tokens, std::size_t length) {
+    for (std::size_t i = 0; tokens.size() < length; ++i) tokens.push_back(tokens[i]);
+    const LlamaContextPtr context = MakeLlama(model_.get(), {});
+    Decode(context.get(), tokens, 0);
+    std::vector<std::uint8_t> state(llama_state_seq_get_size(context.get(), 0));
+    state.resize(llama_state_seq_get_data(context.get(), state.data(), state.size(), 0));
+    return state;
+  }
+  static void TearDownTestSuite() { model_.reset(); }
+  // A window of two steps at a tolerance that nothing meets: every head gets the smallest threshold.
+  void SetUp() override {
+    LoadedPlugin::Get().Set("crossover", "600");
+    LoadedPlugin::Get().Set("calibrate", "2");
+    LoadedPlugin::Get().Set("tolerance", "0.000001");
+  }
+
+  static void Load(llama_context* context, const std::vector<std::uint8_t>& state = state_) {
+    ASSERT_GT(llama_state_seq_set_data(context, state.data(), state.size(), 0), 0u);
+  }
+  // Single steps over the given tokens, as decoding does; the logits of each.
+  static std::vector<std::vector<float>> Steps(llama_context* context, const std::vector<llama_token>& tokens,
+                                               std::size_t begin, std::size_t n, llama_pos pos, llama_seq_id seq = 0) {
+    std::vector<std::vector<float>> logits;
+    for (std::size_t i = 0; i < n; ++i) {
+      logits.push_back(Decode(context, {tokens[begin + i]}, pos + static_cast<llama_pos>(i), seq));
+    }
+    return logits;
+  }
+
+  using Scenario = std::function<std::vector<std::vector<float>>(llama_context*)>;
+  static std::vector<std::vector<float>> Run(const char* mode, const ContextOptions& options,
+                                             const Scenario& scenario) {
+    LoadedPlugin::Get().Set("mode", mode);
+    const LlamaContextPtr context = MakeLlama(model_.get(), options);
+    return scenario(context.get());
+  }
+  // The scenario's logits in mode auto must be those in mode exact, but for the approximation. Logits that rest on a
+  // stale plan are off by nats.
+  static void ExpectSameAnswers(const ContextOptions& options, const Scenario& scenario) {
+    const auto exact = Run("exact", options, scenario);
+    const auto before = LoadedPlugin::Get().Stats();
+    const auto sparse = Run("auto", options, scenario);
+    const auto after = LoadedPlugin::Get().Stats();
+    EXPECT_GT(after.sparse_calls - before.sparse_calls, 0u);
+    ASSERT_EQ(exact.size(), sparse.size());
+    // The steps after the last change.
+    double mean = 0;
+    for (std::size_t i = exact.size() - kSteps; i < exact.size(); ++i)
+      mean += KlDivergence(exact[i], sparse[i]) / kSteps;
+    RecordProperty("mean_kl", std::to_string(mean));
+    EXPECT_LT(mean, kApproximation);
+  }
+
+  static ModelPtr model_;
+  static std::vector<llama_token> tokens_, other_;
+  static std::vector<std::uint8_t> state_, other_state_;
+};
+ModelPtr LlamaContext::model_;
+std::vector<llama_token> LlamaContext::tokens_, LlamaContext::other_;
+std::vector<std::uint8_t> LlamaContext::state_, LlamaContext::other_state_;
+
+TEST_F(LlamaContext, ExactModeAgreesWithGgml) {
+  const Scenario scenario = [](llama_context* c) {
+    Load(c);
+    return Steps(c, tokens_, kPrompt, 16, kPrompt);
+  };
+  const auto ggml = Run("off", {}, scenario);
+  const auto before = LoadedPlugin::Get().Stats();
+  const auto exact = Run("exact", {}, scenario);
+  const auto after = LoadedPlugin::Get().Stats();
+  EXPECT_EQ(after.exact_calls - before.exact_calls,
+            16u * static_cast<std::uint64_t>(llama_model_n_layer(model_.get())));
+  double mean = 0;
+  for (std::size_t i = 0; i < ggml.size(); ++i)
+    mean += KlDivergence(exact[i], ggml[i]) / static_cast<double>(ggml.size());
+  RecordProperty("mean_kl", std::to_string(mean));
+  // ggml accumulates the values in f16.
+  EXPECT_LT(mean, 0.01);
+  EXPECT_GT(mean, 0.0);
+}
+
+TEST_F(LlamaContext, ModeOffIsGgmlToTheBit) {
+  const Scenario scenario = [](llama_context* c) {
+    Load(c);
+    return Steps(c, tokens_, kPrompt, 2, kPrompt);
+  };
+  const auto before = LoadedPlugin::Get().Stats();
+  const auto a = Run("off", {}, scenario);
+  EXPECT_EQ(LoadedPlugin::Get().Stats().attn_calls, before.attn_calls);
+  EXPECT_EQ(a, Run("off", {}, scenario));
+}
+
+TEST_F(LlamaContext, FlashAttentionOffLeavesEverythingToGgml) {
+  ContextOptions options;
+  options.flash_attn = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  const auto before = LoadedPlugin::Get().Stats();
+  Run("auto", options, [](llama_context* c) {
+    // A transposed V cache cannot take the saved state: a short prompt does.
+    Decode(c, {tokens_.begin(), tokens_.begin() + 520}, 0);
+    return Steps(c, tokens_, 520, 2, 520);
+  });
+  EXPECT_EQ(LoadedPlugin::Get().Stats().attn_calls, before.attn_calls);
+}
+
+TEST_F(LlamaContext, ParallelRowsAreExact) {
+  // A draft of five tokens at once, as speculative decoding checks them.
+  const Scenario scenario = [](llama_context* c) {
+    Load(c);
+    return std::vector<std::vector<float>>{
+        Decode(c, {tokens_.begin() + kPrompt, tokens_.begin() + kPrompt + 5}, kPrompt)};
+  };
+  const auto exact = Run("exact", {}, scenario);
+  const auto automatic = Run("auto", {}, scenario);
+  EXPECT_EQ(exact, automatic);
+}
+
+TEST_F(LlamaContext, Growth) {
+  ExpectSameAnswers({}, [](llama_context* c) {
+    Load(c);
+    return Steps(c, tokens_, kPrompt, 2 * kSteps, kPrompt);
+  });
+}
+
+TEST_F(LlamaContext, ARemovedSuffixGrownAnew) {
+  ExpectSameAnswers({}, [](llama_context* c) {
+    Load(c);
+    auto logits = Steps(c, tokens_, kPrompt, kSteps, kPrompt);
+    llama_memory_seq_rm(llama_get_memory(c), 0, 700, -1);
+    // A prefill of another text into the freed cells, then decoding.
+    Decode(c, other_, 700);
+    const auto more = Steps(c, tokens_, kPrompt, kSteps, 1000);
+    logits.insert(logits.end(), more.begin(), more.end());
+    return logits;
+  });
+}
+
+TEST_F(LlamaContext, AContextShift) {
+  ExpectSameAnswers({}, [](llama_context* c) {
+    Load(c);
+    auto logits = Steps(c, tokens_, kPrompt, kSteps, kPrompt);
+    llama_memory_seq_rm(llama_get_memory(c), 0, 100, 300);
+    llama_memory_seq_add(llama_get_memory(c), 0, 300, -1, -200);
+    const auto more = Steps(c, tokens_, kPrompt + kSteps, kSteps, kPrompt + kSteps - 200);
+    logits.insert(logits.end(), more.begin(), more.end());
+    return logits;
+  });
+}
+
+TEST_F(LlamaContext, ACopiedSequenceInOneCache) {
+  ContextOptions options;
+  options.n_seq = 2;
+  ExpectSameAnswers(options, [](llama_context* c) {
+    Load(c);
+    auto logits = Steps(c, tokens_, kPrompt, kSteps, kPrompt);
+    llama_memory_seq_cp(llama_get_memory(c), 0, 1, 0, 900);
+    const auto more = Steps(c, other_, 0, kSteps, 900, 1);
+    logits.insert(logits.end(), more.begin(), more.end());
+    const auto again = Steps(c, tokens_, kPrompt + kSteps, kSteps, kPrompt + kSteps, 0);
+    logits.insert(logits.end(), again.begin(), again.end());
+    return logits;
+  });
+}
+
+TEST_F(LlamaContext, ACopiedSequenceBetweenStreams) {
+  ContextOptions options;
+  options.n_seq = 2;
+  options.unified = false;
+  options.n_ctx = 4096;
+  ExpectSameAnswers(options, [](llama_context* c) {
+    // A saved state belongs to the layout of streams that it was saved with, hence the prefill.
+    constexpr std::size_t kShort = 640;
+    Decode(c, {tokens_.begin(), tokens_.begin() + kShort}, 0, 0);
+    auto logits = Steps(c, tokens_, kShort, kSteps, kShort, 0);
+    // Stream 1 first holds something else of the same length.
+    Decode(c, {tokens_.begin() + 300, tokens_.begin() + 300 + kShort}, 0, 1);
+    const auto before = Steps(c, other_, 0, kSteps, kShort, 1);
+    logits.insert(logits.end(), before.begin(), before.end());
+    llama_memory_seq_rm(llama_get_memory(c), 1, -1, -1);
+    llama_memory_seq_cp(llama_get_memory(c), 0, 1, -1, -1);
+    const auto copied = Steps(c, tokens_, kShort + kSteps, kSteps, kShort + kSteps, 1);
+    logits.insert(logits.end(), copied.begin(), copied.end());
+    return logits;
+  });
+}
+
+TEST_F(LlamaContext, ALoadedState) {
+  ExpectSameAnswers({}, [](llama_context* c) {
+    // Another text of the same length is planned over, then replaced.
+    Load(c, other_state_);
+    auto logits = Steps(c, tokens_, 0, kSteps, kPrompt);
+    llama_memory_clear(llama_get_memory(c), false);
+    Load(c);
+    const auto more = Steps(c, tokens_, kPrompt, kSteps, kPrompt);
+    logits.insert(logits.end(), more.begin(), more.end());
+    return logits;
+  });
+}
+
+TEST_F(LlamaContext, AClearedCache) {
+  ExpectSameAnswers({}, [](llama_context* c) {
+    Load(c);
+    auto logits = Steps(c, tokens_, kPrompt, kSteps, kPrompt);
+    llama_memory_clear(llama_get_memory(c), true);
+    Decode(c, {tokens_.begin() + 300, tokens_.begin() + 1000}, 0);
+    const auto more = Steps(c, tokens_, 1000, kSteps, 700);
+    logits.insert(logits.end(), more.begin(), more.end());
+    return logits;
+  });
+}
+
+TEST_F(LlamaContext, ContextsThatComeAndGoLeaveNoPlansBehind) {
+  const std::uint64_t before = LoadedPlugin::Get().Stats().plan_bytes;
+  for (int i = 0; i < 3; ++i) {
+    Run("auto", {}, [](llama_context* c) {
+      Load(c);
+      auto logits = Steps(c, tokens_, kPrompt, 3, kPrompt);
+      EXPECT_GT(LoadedPlugin::Get().Stats().plan_bytes, 0u);
+      return logits;
+    });
+    EXPECT_EQ(LoadedPlugin::Get().Stats().plan_bytes, before);
+  }
+}
+
+TEST_F(LlamaContext, CalibrationFreezesEveryLayer) {
+  LoadedPlugin::Get().Set("calibrate", "4");
+  const auto layers = static_cast<std::uint64_t>(llama_model_n_layer(model_.get()));
+  Run("auto", {}, [layers](llama_context* c) {
+    Load(c);
+    const auto before = LoadedPlugin::Get().Stats();
+    auto logits = Steps(c, tokens_, kPrompt, 6, kPrompt);
+    const auto after = LoadedPlugin::Get().Stats();
+    EXPECT_EQ(after.calibration_calls - before.calibration_calls, 4 * layers);
+    EXPECT_EQ(after.sparse_calls - before.sparse_calls, 2 * layers);
+    EXPECT_EQ(after.calibrated_layers, layers);
+    return logits;
+  });
+}
+
+}  // namespace
+}  // namespace scsa::plugin_test

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "plugin/ggml_compat.h"
+#include "plugin/mask.h"
+#include "plugin/options.h"
+
+namespace scsa::plugin {
+namespace {
+
+constexpr std::uint16_t kZero = 0x0000;
+constexpr std::uint16_t kMinusZero = 0x8000;
+constexpr std::uint16_t kHidden = 0xFC00;
+constexpr std::uint16_t kOne = 0x3C00;
+constexpr std::uint16_t kPlusInfinity = 0x7C00;
+
+TEST(MaskToBitmap, SetsTheBitsOfVisibleRowsAtEveryLength) {
+  std::mt19937 random(7);
+  for (std::int64_t n : {1, 7, 8, 31, 63, 64, 65, 100, 127, 128, 200, 768}) {
+    std::vector<std::uint16_t> mask(static_cast<std::size_t>(n));
+    for (auto& x : mask) x = random() % 3 == 0 ? kHidden : random() % 2 == 0 ? kZero : kMinusZero;
+    std::vector<std::uint64_t> words(static_cast<std::size_t>((n + 63) / 64), ~std::uint64_t{0});
+    EXPECT_TRUE(MaskToBitmap(mask.data(), n, words.data())) << n;
+    for (std::int64_t r = 0; r < static_cast<std::int64_t>(words.size()) * 64; ++r) {
+      const bool expected = r < n && mask[static_cast<std::size_t>(r)] != kHidden;
+      EXPECT_EQ((words[static_cast<std::size_t>(r / 64)] >> (r % 64)) & 1, expected ? 1u : 0u) << n << " row " << r;
+    }
+  }
+}
+
+TEST(MaskToBitmap, ReportsABiasWhereverItStands) {
+  for (std::int64_t n : {5, 64, 100}) {
+    for (std::int64_t at = 0; at < n; ++at) {
+      for (std::uint16_t bias : {kOne, kPlusInfinity, std::uint16_t{0x7E00}, std::uint16_t{0xFBFF}}) {
+        std::vector<std::uint16_t> mask(static_cast<std::size_t>(n), kHidden);
+        mask[static_cast<std::size_t>(at)] = bias;
+        std::vector<std::uint64_t> words(2);
+        EXPECT_FALSE(MaskToBitmap(mask.data(), n, words.data())) << n << " at " << at;
+      }
+    }
+  }
+}
+
+TEST(ParseCacheName, KnowsKeysAndValuesOfALayer) {
+  EXPECT_EQ(ParseCacheName("cache_k_l0").kind, CacheName::Kind::kKey);
+  EXPECT_EQ(ParseCacheName("cache_k_l17").layer, 17);
+  EXPECT_EQ(ParseCacheName("cache_v_l3").kind, CacheName::Kind::kValue);
+  EXPECT_EQ(ParseCacheName("cache_v_l3").layer, 3);
+  EXPECT_EQ(ParseCacheName("cache_swa_k_l12").kind, CacheName::Kind::kKey);
+  for (const char* name : {"", "cache_k_l", "cache_r_l0", "cache_s_l0", "k_l0", "cache_k_l0 (view)", "cache_l0", "l0",
+                           "blk.0.attn_k.weight"}) {
+    EXPECT_EQ(ParseCacheName(name).kind, CacheName::Kind::kNone) << name;
+  }
+}
+
+TEST(SetOption, TakesEveryAllowedValue) {
+  Options o;
+  EXPECT_EQ(SetOption("mode", "limit", &o), "");
+  EXPECT_EQ(o.mode, Mode::kLimit);
+  EXPECT_EQ(SetOption("preset", "seed", &o), "");
+  EXPECT_EQ(SetOption("tolerance", "0.1", &o), "");
+  EXPECT_FLOAT_EQ(o.tolerance, 0.1f);
+  EXPECT_EQ(SetOption("calibrate", "0", &o), "");
+  EXPECT_EQ(o.calibrate, 0);
+  EXPECT_EQ(SetOption("crossover", "12345", &o), "");
+  EXPECT_EQ(o.crossover, 12345);
+  EXPECT_EQ(SetOption("stats", "1", &o), "");
+  EXPECT_TRUE(o.stats);
+}
+
+TEST(SetOption, ThePresetBringsItsToleranceUnlessOneWasChosen) {
+  Options o;
+  EXPECT_EQ(SetOption("preset", "fast", &o), "");
+  EXPECT_EQ(o.config.preset, Preset::kFast);
+  EXPECT_FLOAT_EQ(o.tolerance, 0.015f);
+  EXPECT_EQ(SetOption("tolerance", "0.1", &o), "");
+  EXPECT_EQ(SetOption("preset", "seed", &o), "");
+  EXPECT_EQ(o.config.preset, Preset::kSeed);
+  EXPECT_FLOAT_EQ(o.tolerance, 0.1f);
+}
+
+TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
+  const Options before;
+  const std::pair<const char*, const char*> bad[] = {
+      {"mode", "fast"},      {"mode", ""},           {"mode", "AUTO"},    {"preset", "fastest"}, {"tolerance", "0"},
+      {"tolerance", "1.1"},  {"tolerance", "nan"},   {"tolerance", "-1"}, {"tolerance", "0.1x"}, {"calibrate", "-1"},
+      {"calibrate", "many"}, {"calibrate", "1e3"},   {"crossover", "-5"}, {"crossover", "4k"},   {"stats", "yes"},
+      {"stats", "2"},        {"calibrate", "99999"}, {"colour", "red"},
+  };
+  for (const auto& [name, value] : bad) {
+    Options o;
+    const std::string error = SetOption(name, value, &o);
+    EXPECT_NE(error, "") << name << "=" << value;
+    EXPECT_EQ(error.find('\n'), std::string::npos);
+    EXPECT_EQ(o.mode, before.mode);
+    EXPECT_EQ(o.tolerance, before.tolerance);
+    EXPECT_EQ(o.calibrate, before.calibrate);
+    EXPECT_EQ(o.crossover, before.crossover);
+    EXPECT_EQ(o.stats, before.stats);
+  }
+}
+
+TEST(OptionsFromEnvironment, NamesTheVariableTheValueAndWhatIsAllowed) {
+  setenv("SCSA_CALIBRATE", "often", 1);
+  Options o;
+  const std::string error = OptionsFromEnvironment(&o);
+  unsetenv("SCSA_CALIBRATE");
+  EXPECT_NE(error.find("SCSA_CALIBRATE"), std::string::npos) << error;
+  EXPECT_NE(error.find("often"), std::string::npos) << error;
+  EXPECT_NE(error.find("0 to 65536"), std::string::npos) << error;
+}
+
+TEST(ResolveGgml, RefusesAnotherVersion) {
+  // This program is compiled as if it were made for version 0.
+  const std::string error = ResolveGgml(reinterpret_cast<const void*>(&ggml_init));
+  EXPECT_NE(error.find("built for ggml 0"), std::string::npos) << error;
+  EXPECT_NE(error.find(ggml_version()), std::string::npos) << error;
+}
+
+}  // namespace
+}  // namespace scsa::plugin
