@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "commands.h"
+#include "core/roofline.h"
+#include "decode_bench.h"
+#include "machine.h"
+#include "plugin_client.h"
+#include "report.h"
+#include "scsa/target.h"
+#include "session.h"
+#include "state_store.h"
+#include "text.h"
+#include "tool_error.h"
+#include "version.h"
+
+namespace scsa::tool {
+namespace {
+
+struct CommandOptions {
+  std::string model;
+  std::string text;
+  std::string contexts = "8000";
+  std::string arms = "llama,llama-q8,exact,scsa,limit";
+  int crossover = -1;
+  std::string state_dir;
+  std::string json;
+  bool csv = false;
+  bool verbose = false;
+  DecodeBenchOptions bench;
+};
+
+// --json - and --csv take the place of the table on stdout.
+bool PrintsTable(const CommandOptions& options) { return !options.csv && options.json != "-"; }
+
+void CheckLengths(const CommandOptions& options, const Model& model, std::span<const int> contexts,
+                  std::size_t text_tokens) {
+  const int needed = options.bench.TokensNeeded(contexts.back());
+  const std::string parts = fmt::format("context {} + {} warm-up + {} timed + 2 error steps", contexts.back(),
+                                        options.bench.WarmupSteps(), options.bench.steps);
+  if (needed > model.n_ctx_train()) {
+    throw ToolError(fmt::format("{} needs {} tokens, the model's context holds {}: use a shorter -c", parts, needed,
+                                model.n_ctx_train()));
+  }
+  if (text_tokens < static_cast<std::size_t>(needed)) {
+    throw ToolError(fmt::format("the text has {} tokens, {} are needed ({}): use a longer text or a shorter -c",
+                                text_tokens, needed, parts));
+  }
+}
+
+void Run(CommandOptions options) {
+  DecodeBenchOptions& bench = options.bench;
+  bench.arms = ParseArms(options.arms);
+  if (options.crossover >= 0) bench.crossover = options.crossover;
+  if (bench.threads == 0) bench.threads = UsableCores();
+  if (options.csv && options.json == "-") throw ToolError("--csv and --json - both write to stdout: give one of them");
+  const std::vector<int> contexts = ParseIntList(options.contexts, "-c", 16, 1 << 24);
+  if (!options.json.empty() && options.json != "-") CheckWritable(options.json, "--json");
+  const std::string text = ReadFile(options.text, "text");
+
+  ConfigureLlamaLog(options.verbose);
+  const PluginClient plugin(options.verbose);
+  plugin.Set("preset", bench.preset);  // a bad value must not cost a prefill first
+  StateStore states(options.state_dir);
+  Progress progress;
+  progress.Show("loading the model");
+  const Model model(options.model);
+  const std::vector<llama_token> tokens = model.Tokenize(text, true, false);
+  CheckLengths(options, model, contexts, tokens.size());
+
+  plugin.Set("mode", "off");
+  for (const CacheType type : CacheTypesOf(bench.arms)) {
+    states.Prefill(model, tokens, contexts, type, bench.threads, progress);
+  }
+  progress.Show("measuring memory bandwidth and arithmetic");
+  const MachineRates rates = {.bandwidth = MeasureReadBandwidth(bench.threads),
+                              .multiply_add_rate = MeasureMultiplyAddRate(bench.threads)};
+  progress.Clear();
+
+  const RunInfo info = {.model = model.name(),
+                        .cpu = CpuName(),
+                        .simd_target = ActiveTarget(),
+                        .date = UtcDate(),
+                        .llama_cpp_version = LlamaCppVersion(),
+                        .preset = bench.preset,
+                        .tolerance = bench.Tolerance(),
+                        .threads = bench.threads};
+  if (PrintsTable(options)) fmt::print("{}", HeaderLine(info));
+  std::vector<ArmResult> all;
+  for (const int context : contexts) {
+    const auto results = MeasureContext(bench, model, tokens, context, states, plugin, rates, progress);
+    if (PrintsTable(options)) {
+      fmt::print("\ncontext {}\n{}{}", context, ResultTable(results), RooflineText(results));
+      std::fflush(stdout);
+    }
+    all.insert(all.end(), results.begin(), results.end());
+  }
+  if (options.csv) fmt::print("{}", ResultsCsv(info, all));
+  if (options.json == "-") {
+    fmt::print("{}", ResultsJson(info, all));
+  } else if (!options.json.empty()) {
+    WriteFileAtomically(options.json, ResultsJson(info, all));
+  }
+}
+
+}  // namespace
+
+void AddBenchDecodeCommand(CLI::App& parent) {
+  auto options = std::make_shared<CommandOptions>();
+  CLI::App* app = parent.add_subcommand(
+      "decode", "Decode the same tokens of a text through several kinds of attention, and compare speed and quality");
+  app->add_option("-m,--model", options->model, "GGUF model")->type_name("FILE")->required();
+  app->add_option("-f,--file", options->text, "Text: the prompt and the tokens that follow it")
+      ->type_name("FILE")
+      ->required();
+  app->add_option("-c,--contexts", options->contexts, "Prompt lengths in tokens, separated by commas")
+      ->type_name("LIST")
+      ->capture_default_str();
+  app->add_option("-n,--steps", options->bench.steps, "Timed decode steps")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->capture_default_str();
+  app->add_option("--arms", options->arms, "What to compare: llama, llama-q8, exact, scsa, limit")
+      ->type_name("LIST")
+      ->capture_default_str();
+  app->add_option("--preset", options->bench.preset, "Preset of the sparse operator")
+      ->type_name("NAME")
+      ->capture_default_str();
+  app->add_option("--tolerance", options->bench.tolerance,
+                  "Attention error that calibration aims at (default: the preset's)")
+      ->type_name("X")
+      ->check(CLI::Range(1e-6, 1.0).description(""));
+  app->add_option("--calibrate", options->bench.calibrate, "Steps of the calibration window, before the timed ones")
+      ->type_name("N")
+      ->check(CLI::Range(0, 1 << 20).description(""))
+      ->capture_default_str();
+  app->add_option("--crossover", options->crossover,
+                  "Cached rows from which the scsa arm is sparse (0: always; default: the plugin's)")
+      ->type_name("N")
+      ->check(CLI::Range(0, 1 << 30).description(""));
+  app->add_option("-t,--threads", options->bench.threads, "Threads (default: usable physical cores)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024).description(""));
+  app->add_option("--state-dir", options->state_dir, "Folder that keeps prefilled states for the next run")
+      ->type_name("FOLDER");
+  app->add_option("--json", options->json, "Write the results as JSON to this file (-: to stdout, without the table)")
+      ->type_name("FILE");
+  app->add_flag("--csv", options->csv, "Print CSV in place of the table");
+  app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");
+  app->footer(
+      "Examples:\n"
+      "  scsa bench decode -m model.gguf -f book.txt -c 1000,4000,8000 --state-dir states\n"
+      "  scsa bench decode -m model.gguf -f book.txt -c 8000 --arms llama,scsa --json result.json");
+  app->get_formatter()->column_width(34);
+  options->bench.threads = 0;
+  app->callback([options] { Run(*options); });
+}
+
+}  // namespace scsa::tool

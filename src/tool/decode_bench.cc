@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "decode_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+
+#include "attention_check.h"
+#include "machine.h"
+#include "scsa/config.h"
+#include "stats.h"
+#include "text.h"
+#include "tool_error.h"
+
+namespace scsa::tool {
+namespace {
+
+constexpr int kMinWarmup = 8;
+constexpr int kRoundSteps = 8;  // steps of one arm before the next arm's turn
+constexpr int kErrorSteps = 2;  // after the timed ones, for the attention error
+
+struct ArmFacts {
+  Arm arm;
+  std::string_view name;
+  const char* mode;  // of the plugin
+  CacheType cache;
+};
+constexpr std::array kArms = {
+    ArmFacts{Arm::kLlama, "llama", "off", CacheType::kF16},
+    ArmFacts{Arm::kLlamaQ8, "llama-q8", "off", CacheType::kQ8_0},
+    ArmFacts{Arm::kExact, "exact", "exact", CacheType::kF16},
+    ArmFacts{Arm::kScsa, "scsa", "auto", CacheType::kF16},
+    ArmFacts{Arm::kLimit, "limit", "limit", CacheType::kF16},
+};
+
+const ArmFacts& Facts(Arm arm) {
+  return *std::find_if(kArms.begin(), kArms.end(), [arm](const ArmFacts& facts) { return facts.arm == arm; });
+}
+
+bool UsesPlugin(Arm arm) { return arm == Arm::kExact || arm == Arm::kScsa || arm == Arm::kLimit; }
+
+// One arm in flight.
+struct ArmRun {
+  Arm arm = Arm::kLlama;
+  std::unique_ptr<Context> context;
+  std::vector<double> step_ms;
+  scsa_plugin_stats warmup{};
+  scsa_plugin_stats timed{};
+  std::vector<std::vector<float>> logits;  // of the present round, one per step
+  std::vector<double> agrees;              // per timed step: 1 when the argmax is the exact arm's
+  std::vector<double> kl;
+  std::vector<double> nll_difference;
+};
+
+class ContextMeasurement {
+ public:
+  ContextMeasurement(const DecodeBenchOptions& options, std::span<const llama_token> tokens, int context,
+                     const PluginClient& plugin, Progress& progress)
+      : options_(options), tokens_(tokens), context_(context), plugin_(plugin), progress_(progress) {
+    std::vector<Arm> arms = options.arms;
+    if (std::find(arms.begin(), arms.end(), Arm::kExact) == arms.end()) arms.push_back(Arm::kExact);
+    for (const Arm arm : arms) runs_.emplace_back().arm = arm;
+  }
+
+  void CreateContexts(const Model& model, const StateStore& states) {
+    CheckMemory(model, states);
+    plugin_.Set("preset", options_.preset);
+    plugin_.Set("tolerance", fmt::format("{}", options_.Tolerance()));
+    plugin_.Set("calibrate", fmt::format("{}", options_.calibrate));
+    if (options_.crossover) plugin_.Set("crossover", fmt::format("{}", *options_.crossover));
+    for (ArmRun& run : runs_) {
+      Show(run, "loading the prefilled state");
+      const ArmFacts& facts = Facts(run.arm);
+      plugin_.Set("mode", facts.mode);
+      run.context = std::make_unique<Context>(model, options_.TokensNeeded(context_), facts.cache, options_.threads);
+      states.Load(model, tokens_.first(context_), facts.cache, *run.context);
+    }
+  }
+
+  void WarmUp() {
+    for (ArmRun& run : runs_) {
+      const scsa_plugin_stats before = plugin_.Stats();
+      plugin_.Set("mode", Facts(run.arm).mode);
+      for (int step = 0; step < options_.WarmupSteps(); ++step) {
+        Show(run, fmt::format("warm-up step {}/{}", step + 1, options_.WarmupSteps()));
+        run.context->Decode(tokens_.subspan(context_ + step, 1));
+      }
+      run.warmup = StatsDifference(plugin_.Stats(), before);
+    }
+  }
+
+  void TimedRounds() {
+    const int arms = static_cast<int>(runs_.size());
+    for (int begin = 0, round = 0; begin < options_.steps; begin += kRoundSteps, ++round) {
+      const int steps = std::min(kRoundSteps, options_.steps - begin);
+      for (int turn = 0; turn < arms; ++turn) RunRound(runs_[(round + turn) % arms], begin, steps);
+      JudgeRound(begin, steps);
+    }
+  }
+
+  // Relative attention errors of the last steps, kErrorSteps of them.
+  void MeasureErrors() {
+    for (ArmRun& run : runs_) {
+      if (run.arm != Arm::kExact && run.arm != Arm::kScsa) continue;
+      auto probe = std::make_unique<ReferenceProbe>(options_.threads, run.arm == Arm::kExact);
+      const ScopedObserver observer(plugin_, &ReferenceProbe::Observe, probe.get());
+      plugin_.Set("mode", Facts(run.arm).mode);
+      for (int step = 0; step < kErrorSteps; ++step) {
+        Show(run, fmt::format("attention error, step {}/{}", step + 1, kErrorSteps));
+        run.context->Decode(tokens_.subspan(context_ + options_.WarmupSteps() + options_.steps + step, 1));
+      }
+      (run.arm == Arm::kExact ? exact_probe_ : scsa_probe_) = std::move(probe);
+    }
+  }
+
+  std::vector<ArmResult> Results(const MachineRates& rates) const {
+    std::vector<ArmResult> results;
+    for (const Arm arm : options_.arms) results.push_back(Result(*Find(arm), rates));
+    return results;
+  }
+
+ private:
+  void CheckMemory(const Model& model, const StateStore& states) const {
+    const auto available = AvailableMemory();
+    if (!available) return;
+    double need = 0.0;
+    const double growth = static_cast<double>(options_.TokensNeeded(context_)) / context_;
+    for (const ArmRun& run : runs_) {
+      need += growth * static_cast<double>(states.SizeOf(model, tokens_.first(context_), Facts(run.arm).cache));
+    }
+    if (need > static_cast<double>(*available)) {
+      throw ToolError(
+          fmt::format("{} arms at {} tokens need {:.1f} GB for their caches, {:.1f} GB are free: use fewer "
+                      "--arms or a shorter context",
+                      runs_.size(), context_, need / 1e9, static_cast<double>(*available) / 1e9));
+    }
+  }
+
+  void Show(const ArmRun& run, const std::string& what) {
+    progress_.Show(fmt::format("{} tokens, {}: {}", context_, ArmName(run.arm), what));
+  }
+
+  const ArmRun* Find(Arm arm) const {
+    const auto run = std::find_if(runs_.begin(), runs_.end(), [arm](const ArmRun& r) { return r.arm == arm; });
+    return run == runs_.end() ? nullptr : &*run;
+  }
+
+  void RunRound(ArmRun& run, int begin, int steps) {
+    using Clock = std::chrono::steady_clock;
+    run.logits.clear();
+    plugin_.Set("mode", Facts(run.arm).mode);
+    const scsa_plugin_stats before = plugin_.Stats();
+    for (int step = begin; step < begin + steps; ++step) {
+      Show(run, fmt::format("step {}/{}", step + 1, options_.steps));
+      const auto start = Clock::now();
+      run.context->Decode(tokens_.subspan(context_ + options_.WarmupSteps() + step, 1));
+      run.step_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+      const std::span<const float> logits = run.context->Logits();
+      run.logits.emplace_back(logits.begin(), logits.end());
+    }
+    AddStats(run.timed, StatsDifference(plugin_.Stats(), before));
+  }
+
+  // Compares the logits of a round with the exact arm's.
+  void JudgeRound(int begin, int steps) {
+    const ArmRun& exact = *Find(Arm::kExact);
+    for (int i = 0; i < steps; ++i) {
+      const std::vector<double> log_exact = LogSoftmax(exact.logits[i]);
+      const int best = Argmax(exact.logits[i]);
+      const llama_token next = tokens_[context_ + options_.WarmupSteps() + begin + i + 1];
+      for (ArmRun& run : runs_) {
+        if (run.arm == Arm::kLimit) continue;
+        const std::vector<double> log_arm = LogSoftmax(run.logits[i]);
+        run.agrees.push_back(Argmax(run.logits[i]) == best ? 1.0 : 0.0);
+        run.kl.push_back(KlDivergence(log_exact, log_arm));
+        run.nll_difference.push_back(log_exact[next] - log_arm[next]);
+      }
+    }
+  }
+
+  static double TokensPerSecond(const ArmRun& run) { return 1e3 / Mean(run.step_ms); }
+
+  ArmResult Result(const ArmRun& run, const MachineRates& rates) const {
+    ArmResult result;
+    result.context = context_;
+    result.arm = run.arm;
+    result.stats = run.timed;
+    result.warmup_steps = options_.WarmupSteps();
+    result.steps = options_.steps;
+    result.tok_s = TokensPerSecond(run);
+    result.ms_median = Quantile(run.step_ms, 0.5);
+    result.ms_p99 = Quantile(run.step_ms, 0.99);
+    if (const ArmRun* llama = Find(Arm::kLlama)) result.speedup_vs_llama = result.tok_s / TokensPerSecond(*llama);
+    if (run.arm != Arm::kLimit) {
+      result.agreement = Mean(run.agrees);
+      result.kl_mean = Mean(run.kl);
+      result.nll_delta = Mean(run.nll_difference);
+    }
+    if (UsesPlugin(run.arm)) {
+      FillFromPlugin(run, result);
+    } else {
+      FillDense(run, result);
+    }
+    FillErrors(result);
+    if (run.arm == Arm::kExact && run.timed.attn_calls > 0 && rates.bandwidth > 0.0) {
+      result.roofline = Roofline{
+          .bytes = *result.bytes_read,
+          .multiply_adds = exact_probe_->multiply_adds() / kErrorSteps,
+          .bandwidth = rates.bandwidth,
+          .multiply_add_rate = rates.multiply_add_rate,
+          .attention_ms = static_cast<double>(run.timed.attn_ns) * 1e-6 / options_.steps,
+      };
+    }
+    return result;
+  }
+
+  void FillFromPlugin(const ArmRun& run, ArmResult& result) const {
+    result.plan_build_ms = static_cast<double>(run.warmup.plan_build_ns + run.timed.plan_build_ns) * 1e-6;
+    result.plan_bytes = run.arm == Arm::kScsa ? run.timed.plan_bytes : 0;
+    if (run.timed.attn_calls == 0) {  // too short for the plugin: ggml computed everything
+      result.rows_read = 1.0;
+      return;
+    }
+    const double steps = options_.steps;
+    result.attn_ms = static_cast<double>(run.timed.attn_ns + run.timed.set_rows_ns) * 1e-6 / steps;
+    result.attn_ms_source = "plugin";
+    result.bytes_read = static_cast<double>(run.timed.bytes_read) / steps;
+    if (run.timed.rows_visible > 0) {
+      result.rows_read = static_cast<double>(run.timed.rows_read) / static_cast<double>(run.timed.rows_visible);
+    }
+  }
+
+  // llama.cpp's own attention reports nothing; it reads every visible row.
+  void FillDense(const ArmRun& run, ArmResult& result) const {
+    result.rows_read = 1.0;
+    const ArmRun& exact = *Find(Arm::kExact);
+    if (exact.timed.attn_calls > 0) {
+      const double f16_bytes = static_cast<double>(exact.timed.bytes_read) / options_.steps;
+      result.bytes_read =
+          Facts(run.arm).cache == CacheType::kF16 ? f16_bytes : f16_bytes * kQ8BlockBytes / (2 * kQ8BlockSize);
+    }
+    if (const ArmRun* limit = Find(Arm::kLimit)) {
+      result.attn_ms = result.ms_median - Quantile(limit->step_ms, 0.5);
+      result.attn_ms_source = "step-limit";
+    }
+  }
+
+  void FillErrors(ArmResult& result) const {
+    std::span<const double> errors;
+    if (result.arm == Arm::kExact) errors = exact_probe_->errors();
+    if (result.arm == Arm::kLlama) errors = exact_probe_->ggml_errors();
+    if (result.arm == Arm::kScsa) errors = scsa_probe_->errors();
+    if (errors.empty()) return;
+    result.attn_err_mean = Mean(errors);
+    result.attn_err_p99 = Quantile(errors, 0.99);
+  }
+
+  const DecodeBenchOptions& options_;
+  std::span<const llama_token> tokens_;
+  int context_;
+  const PluginClient& plugin_;
+  Progress& progress_;
+  std::vector<ArmRun> runs_;
+  std::unique_ptr<ReferenceProbe> exact_probe_;
+  std::unique_ptr<ReferenceProbe> scsa_probe_;
+};
+
+}  // namespace
+
+std::string_view ArmName(Arm arm) { return Facts(arm).name; }
+
+std::vector<Arm> ParseArms(std::string_view text) {
+  std::vector<Arm> arms;
+  for (const std::string& item : SplitList(text, "--arms")) {
+    const auto facts = std::find_if(kArms.begin(), kArms.end(), [&](const ArmFacts& f) { return f.name == item; });
+    if (facts == kArms.end()) {
+      throw ToolError(fmt::format("--arms: unknown arm \"{}\": choose from llama, llama-q8, exact, scsa, limit", item));
+    }
+    if (std::find(arms.begin(), arms.end(), facts->arm) != arms.end()) {
+      throw ToolError(fmt::format("--arms: \"{}\" is given twice", item));
+    }
+    arms.push_back(facts->arm);
+  }
+  return arms;
+}
+
+double DecodeBenchOptions::Tolerance() const {
+  if (tolerance) return *tolerance;
+  Preset known;
+  return ParsePreset(preset, &known) ? DefaultTolerance(known) : 0.0;
+}
+
+int DecodeBenchOptions::WarmupSteps() const { return std::max(calibrate, kMinWarmup); }
+
+int DecodeBenchOptions::TokensNeeded(int context) const { return context + WarmupSteps() + steps + kErrorSteps; }
+
+double Roofline::LimitMs() const { return std::max(MemoryMs(), ComputeMs()); }
+
+std::vector<CacheType> CacheTypesOf(std::span<const Arm> arms) {
+  // f16 always: the exact arm judges the others.
+  std::vector<CacheType> types = {CacheType::kF16};
+  if (std::find(arms.begin(), arms.end(), Arm::kLlamaQ8) != arms.end()) types.push_back(CacheType::kQ8_0);
+  return types;
+}
+
+std::vector<ArmResult> MeasureContext(const DecodeBenchOptions& options, const Model& model,
+                                      std::span<const llama_token> tokens, int context, const StateStore& states,
+                                      const PluginClient& plugin, const MachineRates& rates, Progress& progress) {
+  ContextMeasurement measurement(options, tokens, context, plugin, progress);
+  measurement.CreateContexts(model, states);
+  measurement.WarmUp();
+  measurement.TimedRounds();
+  measurement.MeasureErrors();
+  progress.Clear();
+  return measurement.Results(rates);
+}
+
+}  // namespace scsa::tool

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The decode measurement: several ways to compute attention ("arms") decode the same tokens from the same saved cache,
+// in turn, in one process. docs/tool.md describes the protocol.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "plugin_client.h"
+#include "progress.h"
+#include "session.h"
+#include "state_store.h"
+
+namespace scsa::tool {
+
+enum class Arm {
+  kLlama,    // llama.cpp's dense attention, f16 cache
+  kLlamaQ8,  // the same with a q8_0 cache
+  kExact,    // our exact kernel
+  kScsa,     // the sparse operator, with the plugin's crossover
+  kLimit,    // attention that costs nothing: the floor
+};
+
+std::string_view ArmName(Arm arm);
+// "llama,scsa" -> arms in the given order. ToolError for an unknown or a repeated one.
+std::vector<Arm> ParseArms(std::string_view text);
+
+struct DecodeBenchOptions {
+  std::vector<Arm> arms;
+  int steps = 96;      // timed
+  int calibrate = 32;  // steps of the plugin's calibration window
+  std::string preset = "fast";
+  std::optional<double> tolerance;  // otherwise the preset's
+  std::optional<int> crossover;     // overrides the plugin's
+  int threads = 1;
+
+  double Tolerance() const;             // the chosen one or the preset's
+  int WarmupSteps() const;              // untimed steps first: the calibration window, at least 8
+  int TokensNeeded(int context) const;  // tokens of text (and cells of cache) that one context takes
+};
+
+// The share that exact attention reaches of what the machine allows.
+struct Roofline {
+  double bytes = 0.0;              // of cached rows, per step
+  double multiply_adds = 0.0;      // per step
+  double bandwidth = 0.0;          // measured, bytes/s
+  double multiply_add_rate = 0.0;  // measured, 1/s
+  double attention_ms = 0.0;       // measured inside attention, per step
+
+  double MemoryMs() const { return 1e3 * bytes / bandwidth; }
+  double ComputeMs() const { return 1e3 * multiply_adds / multiply_add_rate; }
+  double LimitMs() const;  // the larger of the two
+  double Share() const { return LimitMs() / attention_ms; }
+};
+
+struct ArmResult {
+  int context = 0;
+  Arm arm = Arm::kLlama;
+  double tok_s = 0.0;
+  double ms_median = 0.0;
+  double ms_p99 = 0.0;
+  std::optional<double> attn_ms;           // per step
+  std::string attn_ms_source;              // "plugin", or "step-limit": median step minus the limit's
+  std::optional<double> speedup_vs_llama;  // ratio of tok_s; nothing without that arm
+  std::optional<double> agreement;         // nothing for the limit
+  std::optional<double> kl_mean;
+  std::optional<double> nll_delta;
+  std::optional<double> rows_read;
+  std::optional<double> bytes_read;  // per step
+  double plan_build_ms = 0.0;        // warm-up and timed steps together
+  std::uint64_t plan_bytes = 0;
+  std::optional<double> attn_err_mean;
+  std::optional<double> attn_err_p99;
+  std::optional<Roofline> roofline;
+  scsa_plugin_stats stats{};  // of the timed steps
+  int warmup_steps = 0;
+  int steps = 0;
+};
+
+// Machine rates for the roofline; measured once.
+struct MachineRates {
+  double bandwidth = 0.0;
+  double multiply_add_rate = 0.0;
+};
+
+// The cache types whose states the arms need.
+std::vector<CacheType> CacheTypesOf(std::span<const Arm> arms);
+
+// Measures one context length. States must be saved already. The results follow options.arms; the exact arm, which
+// judges the others, is always run.
+std::vector<ArmResult> MeasureContext(const DecodeBenchOptions& options, const Model& model,
+                                      std::span<const llama_token> tokens, int context, const StateStore& states,
+                                      const PluginClient& plugin, const MachineRates& rates, Progress& progress);
+
+}  // namespace scsa::tool

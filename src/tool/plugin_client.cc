@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plugin_client.h"
+
+#include <fmt/format.h>
+#include <ggml-backend.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "plugin_path.h"
+#include "text.h"
+#include "tool_error.h"
+
+namespace scsa::tool {
+namespace {
+
+// Collects what is written to stderr. The plugin speaks there when it loads, which is right in a program that does not
+// know it and noise in this one, unless it is a refusal.
+class StderrCapture {
+ public:
+  StderrCapture() {
+    std::fflush(stderr);
+    buffer_ = memfd_create("scsa-stderr", MFD_CLOEXEC);
+    if (buffer_ < 0) return;
+    saved_ = dup(STDERR_FILENO);
+    dup2(buffer_, STDERR_FILENO);
+  }
+  ~StderrCapture() { Finish(); }
+  StderrCapture(const StderrCapture&) = delete;
+  StderrCapture& operator=(const StderrCapture&) = delete;
+
+  std::string Finish() {
+    std::string text;
+    if (buffer_ < 0) return text;
+    std::fflush(stderr);
+    dup2(saved_, STDERR_FILENO);
+    close(saved_);
+    lseek(buffer_, 0, SEEK_SET);
+    char chunk[512];
+    for (ssize_t n; (n = read(buffer_, chunk, sizeof(chunk))) > 0;) text.append(chunk, static_cast<std::size_t>(n));
+    close(buffer_);
+    buffer_ = -1;
+    return text;
+  }
+
+ private:
+  int buffer_ = -1;
+  int saved_ = -1;
+};
+
+ggml_backend_reg_t FindRegistered() {
+  for (std::size_t i = 0; i < ggml_backend_reg_count(); ++i) {
+    ggml_backend_reg_t reg = ggml_backend_reg_get(i);
+    if (ggml_backend_reg_get_proc_address(reg, SCSA_PLUGIN_SET) != nullptr) return reg;
+  }
+  return nullptr;
+}
+
+template <typename Function>
+Function Lookup(ggml_backend_reg_t reg, const char* name) {
+  auto function = reinterpret_cast<Function>(ggml_backend_reg_get_proc_address(reg, name));
+  if (function == nullptr) {
+    throw ToolError(fmt::format("the loaded plugin has no function {}: use the plugin of this version", name));
+  }
+  return function;
+}
+
+}  // namespace
+
+PluginClient::PluginClient(bool verbose) {
+  ggml_backend_reg_t reg = FindRegistered();
+  if (reg == nullptr) {
+    const std::filesystem::path path = FindPlugin();
+    StderrCapture capture;
+    reg = ggml_backend_load(path.c_str());
+    const std::string said = capture.Finish();
+    if (reg == nullptr) {
+      const std::string reason = OneLine(said);
+      throw ToolError(reason.starts_with("scsa: ")
+                          ? reason.substr(6)  // the plugin's own refusal
+                          : fmt::format("cannot load {}: {}", path.string(),
+                                        reason.empty() ? "no plugin of this ggml; rebuild it" : reason));
+    }
+    if (verbose) fmt::print(stderr, "{}", said);
+  }
+  set_ = Lookup<scsa_plugin_set_t>(reg, SCSA_PLUGIN_SET);
+  get_stats_ = Lookup<scsa_plugin_get_stats_t>(reg, SCSA_PLUGIN_GET_STATS);
+  set_observer_ = Lookup<scsa_plugin_set_observer_t>(reg, SCSA_PLUGIN_SET_OBSERVER);
+}
+
+void PluginClient::Set(const char* name, const std::string& value) const {
+  if (const char* message = set_(name, value.c_str())) throw ToolError(OneLine(message));
+}
+
+scsa_plugin_stats PluginClient::Stats() const {
+  scsa_plugin_stats stats{};
+  stats.struct_size = sizeof(stats);
+  get_stats_(&stats);
+  return stats;
+}
+
+void PluginClient::SetObserver(scsa_plugin_observer_t observer, void* user) const { set_observer_(observer, user); }
+
+namespace {
+
+constexpr std::uint64_t scsa_plugin_stats::*kTotals[] = {
+    &scsa_plugin_stats::attn_ns,        &scsa_plugin_stats::attn_calls,    &scsa_plugin_stats::set_rows_ns,
+    &scsa_plugin_stats::sparse_calls,   &scsa_plugin_stats::exact_calls,   &scsa_plugin_stats::calibration_calls,
+    &scsa_plugin_stats::limit_calls,    &scsa_plugin_stats::rows_read,     &scsa_plugin_stats::rows_visible,
+    &scsa_plugin_stats::bytes_read,     &scsa_plugin_stats::plan_build_ns, &scsa_plugin_stats::rebuild_count,
+    &scsa_plugin_stats::dropped_blocks, &scsa_plugin_stats::failures,
+};
+
+}  // namespace
+
+scsa_plugin_stats StatsDifference(const scsa_plugin_stats& later, const scsa_plugin_stats& earlier) {
+  scsa_plugin_stats difference = later;
+  for (const auto field : kTotals) difference.*field -= earlier.*field;
+  return difference;
+}
+
+void AddStats(scsa_plugin_stats& sum, const scsa_plugin_stats& part) {
+  for (const auto field : kTotals) sum.*field += part.*field;
+  sum.plan_bytes = part.plan_bytes;
+  sum.calibrated_layers = part.calibrated_layers;
+}
+
+}  // namespace scsa::tool

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "scsa/plugin.h"
+
+namespace scsa::tool {
+
+// The plugin in this process. It is one registry entry for the whole process, so options set here hold for every
+// llama_context. Load it before the first context is created.
+class PluginClient {
+ public:
+  // Finds the plugin where it is already registered (preloaded), or loads it from FindPlugin(). Its start-up lines are
+  // shown only when `verbose`. ToolError with the plugin's own message when it refuses to load.
+  explicit PluginClient(bool verbose);
+
+  // ToolError with the plugin's message when it rejects the value.
+  void Set(const char* name, const std::string& value) const;
+  scsa_plugin_stats Stats() const;
+  void SetObserver(scsa_plugin_observer_t observer, void* user) const;
+
+ private:
+  scsa_plugin_set_t set_ = nullptr;
+  scsa_plugin_get_stats_t get_stats_ = nullptr;
+  scsa_plugin_set_observer_t set_observer_ = nullptr;
+};
+
+// Installs an observer for as long as it lives.
+class ScopedObserver {
+ public:
+  ScopedObserver(const PluginClient& plugin, scsa_plugin_observer_t observer, void* user) : plugin_(plugin) {
+    plugin_.SetObserver(observer, user);
+  }
+  ~ScopedObserver() { plugin_.SetObserver(nullptr, nullptr); }
+  ScopedObserver(const ScopedObserver&) = delete;
+  ScopedObserver& operator=(const ScopedObserver&) = delete;
+
+ private:
+  const PluginClient& plugin_;
+};
+
+// What happened between two snapshots. `plan_bytes` and `calibrated_layers` are no totals: the later value stands.
+scsa_plugin_stats StatsDifference(const scsa_plugin_stats& later, const scsa_plugin_stats& earlier);
+// Adds the totals of `part` to `sum`; of the others the value of `part` stands.
+void AddStats(scsa_plugin_stats& sum, const scsa_plugin_stats& part);
+
+}  // namespace scsa::tool

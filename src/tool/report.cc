@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "tool_error.h"
+
+namespace scsa::tool {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+std::string Cell(const std::optional<double>& value, const char* format, double factor = 1.0) {
+  if (!value) return "-";
+  return fmt::format(fmt::runtime(format), *value * factor);
+}
+
+Json Number(const std::optional<double>& value) {
+  // JSON has no infinity; such a value says that nothing could be measured against.
+  if (!value || !std::isfinite(*value)) return nullptr;
+  return *value;
+}
+
+Json ResultObject(const RunInfo& info, const ArmResult& result) {
+  Json object;
+  object["model"] = info.model;
+  object["context"] = result.context;
+  object["arm"] = ArmName(result.arm);
+  object["preset"] = result.arm == Arm::kScsa ? Json(info.preset) : Json(nullptr);
+  object["tolerance"] = result.arm == Arm::kScsa ? Json(info.tolerance) : Json(nullptr);
+  object["tok_s"] = result.tok_s;
+  object["ms_median"] = result.ms_median;
+  object["ms_p99"] = result.ms_p99;
+  object["attn_ms"] = Number(result.attn_ms);
+  object["attn_ms_source"] = result.attn_ms ? Json(result.attn_ms_source) : Json(nullptr);
+  object["speedup_vs_llama"] = Number(result.speedup_vs_llama);
+  object["agreement"] = Number(result.agreement);
+  object["kl_mean"] = Number(result.kl_mean);
+  object["nll_delta"] = Number(result.nll_delta);
+  object["attn_err_mean"] = Number(result.attn_err_mean);
+  object["attn_err_p99"] = Number(result.attn_err_p99);
+  object["rows_read"] = Number(result.rows_read);
+  object["bytes_read"] = Number(result.bytes_read);
+  object["plan_build_ms"] = result.plan_build_ms;
+  object["plan_bytes"] = result.plan_bytes;
+  object["sparse_calls"] = result.stats.sparse_calls;
+  object["exact_calls"] = result.stats.exact_calls;
+  object["rebuild_count"] = result.stats.rebuild_count;
+  object["dropped_blocks"] = result.stats.dropped_blocks;
+  object["failures"] = result.stats.failures;
+  const auto roofline = [&](double (Roofline::*value)() const) {
+    return result.roofline ? Number((*result.roofline.*value)()) : Json(nullptr);
+  };
+  object["roofline_ms"] = roofline(&Roofline::LimitMs);
+  object["roofline_share"] = roofline(&Roofline::Share);
+  object["multiply_adds"] = result.roofline ? Json(result.roofline->multiply_adds) : Json(nullptr);
+  object["read_bandwidth"] = result.roofline ? Json(result.roofline->bandwidth) : Json(nullptr);
+  object["multiply_add_rate"] = result.roofline ? Json(result.roofline->multiply_add_rate) : Json(nullptr);
+  object["warmup_steps"] = result.warmup_steps;
+  object["steps"] = result.steps;
+  object["threads"] = info.threads;
+  object["simd_target"] = info.simd_target;
+  object["cpu"] = info.cpu;
+  object["llama_cpp"] = info.llama_cpp_version;
+  object["date"] = info.date;
+  return object;
+}
+
+std::string CsvCell(const Json& value) {
+  if (value.is_null()) return "";
+  if (!value.is_string()) return value.dump();
+  const auto& text = value.get_ref<const std::string&>();
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + '"';
+}
+
+}  // namespace
+
+std::string AlignedTable(const std::vector<std::vector<std::string>>& rows, std::size_t left_columns) {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      if (i > 0) line += "  ";
+      line += i < left_columns ? fmt::format("{:<{}}", row[i], widths[i]) : fmt::format("{:>{}}", row[i], widths[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + '\n';
+  }
+  return text;
+}
+
+std::string HeaderLine(const RunInfo& info) {
+  return fmt::format("{} | {}, {}, {} thread{} | llama.cpp {} | {}\n", info.model, info.cpu, info.simd_target,
+                     info.threads, info.threads == 1 ? "" : "s", info.llama_cpp_version, info.date);
+}
+
+std::string ResultTable(std::span<const ArmResult> results) {
+  std::vector<std::vector<std::string>> rows = {{"arm", "tok/s", "median ms", "p99 ms", "vs llama", "attn ms",
+                                                 "rows read", "agreement", "KL", "NLL diff", "attn error"}};
+  for (const ArmResult& result : results) {
+    rows.push_back({std::string(ArmName(result.arm)), fmt::format("{:.2f}", result.tok_s),
+                    fmt::format("{:.1f}", result.ms_median), fmt::format("{:.1f}", result.ms_p99),
+                    Cell(result.speedup_vs_llama, "{:.2f} x"), Cell(result.attn_ms, "{:.1f}"),
+                    Cell(result.rows_read, "{:.1f} %", 100.0), Cell(result.agreement, "{:.1f} %", 100.0),
+                    Cell(result.kl_mean, "{:.5f}"), Cell(result.nll_delta, "{:+.4f}"),
+                    Cell(result.attn_err_mean, "{:.2g}")});
+  }
+  return AlignedTable(rows, 1);
+}
+
+std::string RooflineText(std::span<const ArmResult> results) {
+  for (const ArmResult& result : results) {
+    if (!result.roofline) continue;
+    const Roofline& roofline = *result.roofline;
+    return fmt::format(
+        "roofline of exact attention, per step: {:.1f} MB at {:.1f} GB/s = {:.2f} ms, {:.1f} M multiply-adds at {:.1f} "
+        "G/s = {:.2f} ms; measured {:.2f} ms = {:.0f} % of what the machine allows\n",
+        roofline.bytes * 1e-6, roofline.bandwidth * 1e-9, roofline.MemoryMs(), roofline.multiply_adds * 1e-6,
+        roofline.multiply_add_rate * 1e-9, roofline.ComputeMs(), roofline.attention_ms, 100.0 * roofline.Share());
+  }
+  return "";
+}
+
+std::string ResultsJson(const RunInfo& info, std::span<const ArmResult> results) {
+  Json array = Json::array();
+  for (const ArmResult& result : results) array.push_back(ResultObject(info, result));
+  return array.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+std::string ResultsCsv(const RunInfo& info, std::span<const ArmResult> results) {
+  std::string text;
+  for (const ArmResult& result : results) {
+    const Json object = ResultObject(info, result);
+    std::string header;
+    std::string line;
+    for (const auto& [key, value] : object.items()) {
+      const char* separator = header.empty() ? "" : ",";
+      header += separator + key;
+      line += separator + CsvCell(value);
+    }
+    if (text.empty()) text = header + '\n';
+    text += line + '\n';
+  }
+  return text;
+}
+
+void CheckWritable(const std::string& path, std::string_view option) {
+  std::error_code error;
+  const fs::path parent = fs::absolute(path).parent_path();
+  std::string problem;
+  if (fs::is_directory(path, error)) {
+    problem = "it is a folder";
+  } else if (!fs::is_directory(parent, error)) {
+    problem = fmt::format("folder {} does not exist", parent.string());
+  } else if (access(parent.c_str(), W_OK | X_OK) != 0) {
+    problem = std::strerror(errno);
+  }
+  if (!problem.empty()) throw ToolError(fmt::format("{}: cannot write {}: {}", option, path, problem));
+}
+
+void WriteFileAtomically(const std::string& path, std::string_view content) {
+  const std::string temporary = fmt::format("{}.{}.tmp", path, getpid());
+  std::error_code error;
+  std::ofstream file(temporary, std::ios::binary);
+  file << content;
+  file.close();
+  if (file) fs::rename(temporary, path, error);
+  if (!file || error) {
+    std::error_code ignored;
+    fs::remove(temporary, ignored);
+    throw ToolError(fmt::format("cannot write {}: is the disk full?", path));
+  }
+}
+
+}  // namespace scsa::tool

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "attention_check.h"
+#include "chat.h"
+#include "commands.h"
+#include "machine.h"
+#include "plugin_client.h"
+#include "progress.h"
+#include "session.h"
+#include "stats.h"
+#include "text.h"
+#include "tool_error.h"
+
+namespace scsa::tool {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct CommandOptions {
+  std::string model;
+  std::string document;
+  std::string question;
+  int tokens = 256;
+  int threads = 0;
+  int context = 0;
+  std::string preset;               // otherwise the plugin's
+  std::optional<double> tolerance;  // otherwise the preset's
+  std::string mode = "auto";
+  bool json = false;
+  bool verbose = false;
+};
+
+struct Figures {
+  int prompt_tokens = 0;
+  double prefill_seconds = 0.0;
+  int answer_tokens = 0;
+  double decode_seconds = 0.0;      // without the time of measuring errors
+  double check_seconds = 0.0;       // spent on measuring errors
+  std::optional<double> rows_read;  // over the sparse steps
+  std::vector<double> errors;
+  double plan_build_seconds = 0.0;
+
+  double TokensPerSecond() const { return decode_seconds > 0.0 ? answer_tokens / decode_seconds : 0.0; }
+};
+
+double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+int ContextSize(const CommandOptions& options, const Model& model, std::size_t prompt) {
+  const auto needed = static_cast<int>(prompt) + options.tokens;
+  const std::string parts =
+      fmt::format("document and question have {} tokens, with -n {} that is {}", prompt, options.tokens, needed);
+  if (needed > model.n_ctx_train()) {
+    throw ToolError(fmt::format("{}, but the model's context holds {}: shorten the document or lower -n", parts,
+                                model.n_ctx_train()));
+  }
+  if (options.context == 0) return needed;
+  if (needed > options.context) throw ToolError(fmt::format("{}, but -c is {}: raise -c", parts, options.context));
+  if (options.context > model.n_ctx_train()) {
+    throw ToolError(
+        fmt::format("-c {} is beyond the model's context of {}: lower it", options.context, model.n_ctx_train()));
+  }
+  return options.context;
+}
+
+void Prefill(Context& context, std::span<const llama_token> prompt, Figures& figures) {
+  Progress progress;
+  const auto start = Clock::now();
+  const int total = static_cast<int>(prompt.size());
+  context.Decode(prompt, [&](int done) { progress.Show("reading: " + RateText(done, total, SecondsSince(start))); });
+  figures.prompt_tokens = total;
+  figures.prefill_seconds = SecondsSince(start);
+}
+
+// Decodes greedily until the end of the answer or options.tokens; returns the text, streams it unless JSON is wanted.
+std::string Generate(const CommandOptions& options, const Model& model, const PluginClient& plugin, int threads,
+                     Context& context, Figures& figures) {
+  SamplingProbe probe(llama_model_n_layer(model.get()), threads);
+  const ScopedObserver observer(plugin, &SamplingProbe::Observe, &probe);
+  std::string answer;
+  scsa_plugin_stats sparse{};
+  const scsa_plugin_stats first = plugin.Stats();
+  scsa_plugin_stats before = first;
+  const auto start = Clock::now();
+  while (figures.answer_tokens < options.tokens) {
+    const llama_token token = Argmax(context.Logits());
+    if (llama_vocab_is_eog(model.vocab(), token)) break;
+    const std::string piece = model.Piece(token);
+    answer += piece;
+    if (!options.json) {
+      std::fwrite(piece.data(), 1, piece.size(), stdout);
+      std::fflush(stdout);
+    }
+    context.Decode({&token, 1});
+    ++figures.answer_tokens;
+    probe.NextStep();
+    const scsa_plugin_stats now = plugin.Stats();
+    if (now.sparse_calls > before.sparse_calls) AddStats(sparse, StatsDifference(now, before));
+    before = now;
+  }
+  figures.check_seconds = probe.seconds();
+  figures.decode_seconds = SecondsSince(start) - probe.seconds();
+  figures.errors = probe.errors();
+  figures.plan_build_seconds = static_cast<double>(before.plan_build_ns - first.plan_build_ns) * 1e-9;
+  if (sparse.rows_visible > 0) {
+    figures.rows_read = static_cast<double>(sparse.rows_read) / static_cast<double>(sparse.rows_visible);
+  }
+  if (!options.json) fmt::print("\n");
+  return answer;
+}
+
+std::string FiguresLine(const CommandOptions& options, const Figures& figures) {
+  std::string line =
+      fmt::format("{} tokens at {:.1f} tok/s (prompt: {} tokens at {:.1f} tok/s)", figures.answer_tokens,
+                  figures.TokensPerSecond(), figures.prompt_tokens, figures.prompt_tokens / figures.prefill_seconds);
+  if (!figures.rows_read) return line + (options.mode == "off" ? ", llama.cpp's attention" : ", exact attention");
+  line += fmt::format(", rows read {:.1f} %", 100.0 * *figures.rows_read);
+  if (!figures.errors.empty()) {
+    line += fmt::format(", measured error {:.4f} (p99 {:.4f})", Mean(figures.errors), Quantile(figures.errors, 0.99));
+  }
+  return line + fmt::format(", plan build {:.2f} s", figures.plan_build_seconds);
+}
+
+std::string FiguresJson(const CommandOptions& options, const Model& model, const Figures& figures, int threads,
+                        const std::string& answer) {
+  nlohmann::ordered_json object;
+  const auto error = [&](double value) {
+    return figures.errors.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(value);
+  };
+  object["model"] = model.name();
+  object["mode"] = options.mode;
+  object["answer"] = answer;
+  object["prompt_tokens"] = figures.prompt_tokens;
+  object["prefill_tok_s"] = figures.prompt_tokens / figures.prefill_seconds;
+  object["answer_tokens"] = figures.answer_tokens;
+  object["tok_s"] = figures.TokensPerSecond();
+  object["rows_read"] = figures.rows_read ? nlohmann::ordered_json(*figures.rows_read) : nullptr;
+  object["error_mean"] = error(Mean(figures.errors));
+  object["error_p99"] = error(Quantile(figures.errors, 0.99));
+  object["error_samples"] = figures.errors.size();
+  object["error_seconds"] = figures.check_seconds;
+  object["plan_build_ms"] = figures.plan_build_seconds * 1e3;
+  object["threads"] = threads;
+  return object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
+}
+
+void Run(const CommandOptions& options) {
+  const std::string document = options.document.empty() ? "" : ReadFile(options.document, "document");
+  const int threads = options.threads > 0 ? options.threads : UsableCores();
+  ConfigureLlamaLog(options.verbose);
+  const PluginClient plugin(options.verbose);
+  plugin.Set("mode", options.mode);
+  if (!options.preset.empty()) plugin.Set("preset", options.preset);
+  if (options.tolerance) plugin.Set("tolerance", fmt::format("{}", *options.tolerance));
+  const Model model(options.model);
+  const std::vector<llama_token> prompt = ChatPrompt(model, document, options.question);
+  Context context(model, ContextSize(options, model, prompt.size()), CacheType::kF16, threads);
+
+  Figures figures;
+  Prefill(context, prompt, figures);
+  const std::string answer = Generate(options, model, plugin, threads, context, figures);
+  if (options.json) {
+    fmt::print("{}", FiguresJson(options, model, figures, threads, answer));
+  } else {
+    fmt::print(stderr, "scsa: {}\n", FiguresLine(options, figures));
+  }
+}
+
+}  // namespace
+
+void AddRunCommand(CLI::App& parent) {
+  auto options = std::make_shared<CommandOptions>();
+  CLI::App* app = parent.add_subcommand("run", "Answer a question about a long document");
+  app->add_option("-m,--model", options->model, "GGUF model")->type_name("FILE")->required();
+  app->add_option("-f,--file", options->document, "Document that the question is about")->type_name("FILE");
+  app->add_option("-p,--prompt", options->question, "Question")->type_name("TEXT")->required();
+  app->add_option("-n,--tokens", options->tokens, "Longest answer in tokens")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->capture_default_str();
+  app->add_option("-t,--threads", options->threads, "Threads (default: usable physical cores)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024).description(""));
+  app->add_option("-c,--context", options->context, "Context in tokens (default: what document and answer need)")
+      ->type_name("N")
+      ->check(CLI::Range(16, 1 << 24).description(""));
+  app->add_option("--preset", options->preset, "Preset of the sparse operator: fast, seed")->type_name("NAME");
+  app->add_option("--tolerance", options->tolerance, "Attention error that calibration aims at (default: the preset's)")
+      ->type_name("X")
+      ->check(CLI::Range(1e-6, 1.0).description(""));
+  app->add_option("--mode", options->mode, "auto (sparse when long), exact, off (llama.cpp's own attention)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "exact", "off"}).description(""))
+      ->capture_default_str();
+  app->add_flag("--json", options->json, "Print answer and figures as JSON when done, in place of streaming");
+  app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");
+  app->footer(
+      "Examples:\n"
+      "  scsa run -m model.gguf -f report.txt -p \"What does the report recommend?\" -n 200\n"
+      "  scsa run -m model.gguf -f code.txt -p \"Where is the cache written?\" --tolerance 0.015");
+  app->get_formatter()->column_width(34);
+  app->callback([options] { Run(*options); });
+}
+
+}  // namespace scsa::tool

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The statistics that the reports print. All arithmetic is in double precision.
+#pragma once
+
+#include <span>
+#include <vector>
+
+namespace scsa::tool {
+
+double Mean(std::span<const double> values);  // 0 when empty
+
+// Quantile p in [0, 1] with linear interpolation between order statistics (the definition of R's type 7 and NumPy's
+// default). 0 when empty.
+double Quantile(std::span<const double> values, double p);
+
+// log softmax(logits), with the maximum subtracted first.
+std::vector<double> LogSoftmax(std::span<const float> logits);
+
+// KL(p || q) in nats from log probabilities of equal length. Entries with p = 0 add nothing. Never negative.
+double KlDivergence(std::span<const double> log_p, std::span<const double> log_q);
+
+// Index of the largest value, the first one of equals.
+int Argmax(std::span<const float> values);
+
+// ||a - b|| / ||b||. Two zero vectors: 0; only b zero: infinity.
+double RelativeError(std::span<const float> a, std::span<const double> b);
+
+}  // namespace scsa::tool

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Messages and exit statuses of the program, where no model is needed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "command.h"
+
+namespace scsa::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+CommandResult Scsa(std::vector<std::string> arguments, const std::vector<std::string>& environment = {}) {
+  arguments.insert(arguments.begin(), SCSA_TOOL);
+  return RunCommand(arguments, environment);
+}
+
+// Exactly one line on stderr, beginning with "scsa: " and holding `part`; nothing on stdout; a failure status.
+void ExpectOneLineError(const CommandResult& result, const std::string& part) {
+  EXPECT_GT(result.status, 0);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  EXPECT_EQ(result.err.rfind("scsa: ", 0), 0u) << result.err;
+  EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
+}
+
+class CliTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(testing::TempDir()) /
+              (std::string("scsa_cli_") + testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    text_ = Path("text.txt");
+    std::ofstream(text_) << "Some text.\n";
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string Path(const std::string& name) const { return (folder_ / name).string(); }
+  // A bench command that fails at its missing model if nothing else is wrong.
+  CommandResult Bench(const std::vector<std::string>& more) const {
+    std::vector<std::string> arguments = {"bench", "decode", "-m", Path("none.gguf"), "-f", text_};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Scsa(arguments);
+  }
+
+  fs::path folder_;
+  std::string text_;
+};
+
+TEST_F(CliTest, VersionAndHelp) {
+  const CommandResult version = Scsa({"--version"});
+  EXPECT_EQ(version.status, 0);
+  EXPECT_EQ(version.out.rfind("scsa ", 0), 0u) << version.out;
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{}, {"run"}, {"bench"}, {"bench", "decode"}, {"exec"}}) {
+    std::vector<std::string> arguments = command;
+    arguments.push_back("--help");
+    const CommandResult help = Scsa(arguments);
+    EXPECT_EQ(help.status, 0);
+    EXPECT_EQ(help.err, "");
+    if (command != std::vector<std::string>{"bench"}) {
+      EXPECT_NE(help.out.find("Examples:"), std::string::npos) << help.out;
+    }
+  }
+}
+
+TEST_F(CliTest, UsageErrors) {
+  ExpectOneLineError(Scsa({}), "subcommand is required");
+  ExpectOneLineError(Scsa({"nonsense"}), "--help");
+  ExpectOneLineError(Scsa({"bench", "decode", "-m", "x"}), "--file is required");
+  ExpectOneLineError(Scsa({"run", "-m", "x", "-p", "q", "--mode", "fast"}), "--mode");
+  ExpectOneLineError(Bench({"-n", "0"}), "--steps");
+  ExpectOneLineError(Bench({"--tolerance", "x"}), "--tolerance");
+  ExpectOneLineError(Bench({"--threads", "-1"}), "--threads");
+}
+
+TEST_F(CliTest, MissingFiles) {
+  ExpectOneLineError(Bench({}), "model file not found");
+  ExpectOneLineError(Scsa({"bench", "decode", "-m", "x", "-f", Path("none.txt")}), "text file not found");
+  ExpectOneLineError(Scsa({"run", "-m", Path("none.gguf"), "-p", "q"}), "model file not found");
+  ExpectOneLineError(Scsa({"run", "-m", "x", "-f", Path("none.txt"), "-p", "q"}), "document file not found");
+}
+
+TEST_F(CliTest, NoGguf) { ExpectOneLineError(Scsa({"run", "-m", text_, "-p", "q"}), "no GGUF"); }
+
+TEST_F(CliTest, BadLists) {
+  ExpectOneLineError(Bench({"-c", "1000,x"}), "\"x\"");
+  ExpectOneLineError(Bench({"-c", "1000,,2000"}), "empty item");
+  ExpectOneLineError(Bench({"-c", "3"}), "from 16");
+  ExpectOneLineError(Bench({"--arms", "llama,quest"}), "unknown arm \"quest\"");
+  ExpectOneLineError(Bench({"--preset", "nonsense"}), "nonsense");
+}
+
+TEST_F(CliTest, PlacesThatCannotBeWritten) {
+  ExpectOneLineError(Bench({"--json", Path("no_folder/r.json")}), "--json: cannot write");
+  ExpectOneLineError(Bench({"--json", folder_.string()}), "it is a folder");
+  ExpectOneLineError(Bench({"--state-dir", text_}), "--state-dir: cannot create");
+  ExpectOneLineError(Bench({"--csv", "--json", "-"}), "give one of them");
+  EXPECT_FALSE(fs::exists(Path("r.json")));
+}
+
+TEST_F(CliTest, PluginThatIsNotThere) {
+  ExpectOneLineError(Scsa({"run", "-m", text_, "-p", "q"}, {"SCSA_PLUGIN=" + Path("none.so")}), "SCSA_PLUGIN names");
+  ExpectOneLineError(Scsa({"run", "-m", text_, "-p", "q"}, {"SCSA_PLUGIN=" + text_}), "cannot load");
+}
+
+TEST_F(CliTest, PluginThatRefusesItsEnvironment) {
+  ExpectOneLineError(Scsa({"run", "-m", text_, "-p", "q"}, {"SCSA_TOLERANCE=banana"}), "SCSA_TOLERANCE");
+}
+
+TEST_F(CliTest, ExecSetsTheEnvironment) {
+  const std::string plugin = Path("plugin.so");
+  std::ofstream(plugin) << "not a library: the loader says so and goes on";
+  const CommandResult result =
+      Scsa({"exec", "--mode", "exact", "--tolerance", "0.01", "--stats", "--", "/bin/sh", "-c",
+            "echo $SCSA_MODE $SCSA_TOLERANCE $SCSA_STATS $GGML_BACKEND_PATH; echo \"$1\"", "sh", "--mode"},
+           {"SCSA_PLUGIN=" + plugin, "SCSA_MODE=off"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_EQ(result.out, "exact 0.01 1 " + plugin + "\n--mode\n");
+}
+
+TEST_F(CliTest, ExecKeepsPreloadsAndPassesTheStatusOn) {
+  const CommandResult result =
+      Scsa({"exec", "--", "/bin/sh", "-c", "echo $LD_PRELOAD; exit 7"}, {"LD_PRELOAD=libm.so.6"});
+  EXPECT_EQ(result.status, 7);
+  EXPECT_NE(result.out.find("libggml-scsa.so:libm.so.6\n"), std::string::npos) << result.out;
+}
+
+TEST_F(CliTest, ExecErrors) {
+  ExpectOneLineError(Scsa({"exec"}), "give a program after --");
+  ExpectOneLineError(Scsa({"exec", "--"}), "give a program after --");
+  ExpectOneLineError(Scsa({"exec", "--", Path("no_program")}), "not found");
+  ExpectOneLineError(Scsa({"exec", "--", text_}), "cannot start");
+  ExpectOneLineError(Scsa({"exec", "--mode", "fast", "--", "/bin/true"}), "--mode");
+  ExpectOneLineError(Scsa({"exec", "--", "/bin/true"}, {"SCSA_PLUGIN=" + Path("none.so")}), "SCSA_PLUGIN names");
+}
+
+}  // namespace
+}  // namespace scsa::tool

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The program on a real model (SmolLM2-135M), short enough for two slow cores.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "command.h"
+
+namespace scsa::tool {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+CommandResult Scsa(std::vector<std::string> arguments, std::vector<std::string> environment = {}) {
+  arguments.insert(arguments.begin(), SCSA_TOOL);
+  // Threads that wait must sleep: other tests may run beside this one, and no time is asserted.
+  environment.push_back("OMP_WAIT_POLICY=passive");
+  return RunCommand(arguments, environment);
+}
+
+std::string OneError(const CommandResult& result) {
+  EXPECT_EQ(result.status, 1);
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  return result.err;
+}
+
+class ModelTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(SCSA_TEST_MODEL)) GTEST_SKIP() << "no model at " << SCSA_TEST_MODEL << " (scripts/setup gets it)";
+    folder_ = fs::path(testing::TempDir()) /
+              (std::string("scsa_model_") + testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    WriteText("text.txt", 40);
+    WriteText("short.txt", 25);  // more rows than one rebuild interval of the operator
+  }
+  // Sentences that repeat with other numbers: some 40 tokens each.
+  void WriteText(const std::string& name, int sentences) const {
+    std::ofstream text(Path(name));
+    for (int i = 0; i < sentences; ++i) {
+      text << "In room " << (i * 37) % 101 << " of the archive there is a box with " << (i * 53) % 97
+           << " letters, and the clerk of year " << 1800 + (i * 29) % 150 << " signed the list.\n";
+    }
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+  std::string Path(const std::string& name) const { return (folder_ / name).string(); }
+
+  fs::path folder_;
+};
+
+TEST_F(ModelTest, BenchDecodeMeasuresEveryArmAndReusesItsStates) {
+  const std::vector<std::string> command = {"bench",       "decode",
+                                            "-m",          SCSA_TEST_MODEL,
+                                            "-f",          Path("text.txt"),
+                                            "-c",          "300,600",
+                                            "-n",          "8",
+                                            "--calibrate", "8",
+                                            "--arms",      "llama,llama-q8,exact,scsa,limit",
+                                            "--crossover", "0",
+                                            "--state-dir", Path("states"),
+                                            "--json",      Path("r.json")};
+  const CommandResult first = Scsa(command);
+  ASSERT_EQ(first.status, 0) << first.err;
+  EXPECT_EQ(first.err, "");  // no terminal, no progress
+  EXPECT_NE(first.out.find("context 600"), std::string::npos) << first.out;
+  EXPECT_NE(first.out.find("roofline of exact attention"), std::string::npos) << first.out;
+
+  std::ifstream file(Path("r.json"));
+  const json array = json::parse(file);
+  ASSERT_EQ(array.size(), 10u);
+  std::map<std::string, json> arms;
+  for (const json& object : array) {
+    SCOPED_TRACE(object.dump());
+    EXPECT_GT(object["tok_s"].get<double>(), 0.0);
+    EXPECT_GE(object["ms_p99"].get<double>(), object["ms_median"].get<double>());
+    EXPECT_EQ(object["model"], "SmolLM2-135M-Instruct.Q4_1");
+    EXPECT_GE(object["threads"].get<int>(), 1);
+    EXPECT_EQ(object["steps"], 8);
+    if (object["context"] == 600) arms[object["arm"]] = object;
+  }
+  ASSERT_EQ(arms.size(), 5u);
+  EXPECT_EQ(arms["llama"]["speedup_vs_llama"], 1.0);
+  EXPECT_EQ(arms["exact"]["agreement"], 1.0);
+  EXPECT_EQ(arms["exact"]["kl_mean"], 0.0);
+  EXPECT_EQ(arms["exact"]["rows_read"], 1.0);
+  EXPECT_EQ(arms["exact"]["sparse_calls"], 0);
+  // SmolLM2: 30 layers, 8 steps.
+  EXPECT_EQ(arms["exact"]["exact_calls"], 240);
+  // 30 layers, 3 KV heads, K and V rows of 128 bytes; 8 warm-up steps, the timed ones see 609 ... 616 rows.
+  const double rows = 612.5;
+  EXPECT_NEAR(arms["exact"]["bytes_read"].get<double>(), rows * 30 * 3 * 256, 0.02 * rows * 30 * 3 * 256);
+  EXPECT_NEAR(arms["llama-q8"]["bytes_read"].get<double>(), arms["llama"]["bytes_read"].get<double>() * 34 / 64, 1.0);
+  // 9 query heads, 64 values, K and V; the two error steps see 617 and 618 rows.
+  EXPECT_DOUBLE_EQ(arms["exact"]["multiply_adds"].get<double>(), 617.5 * 30 * 9 * 64 * 2);
+  EXPECT_LT(arms["exact"]["attn_err_mean"].get<double>(), 1e-3);
+  EXPECT_LT(arms["exact"]["attn_err_mean"].get<double>(), arms["llama"]["attn_err_mean"].get<double>());
+  EXPECT_LT(arms["llama"]["attn_err_mean"].get<double>(), 0.05);
+  EXPECT_GT(arms["exact"]["roofline_share"].get<double>(), 0.0);
+  EXPECT_LT(arms["llama"]["kl_mean"].get<double>(), 0.1);
+  EXPECT_GT(arms["llama-q8"]["kl_mean"].get<double>(), 0.0);
+  EXPECT_EQ(arms["scsa"]["preset"], "fast");
+  EXPECT_EQ(arms["scsa"]["failures"], 0);
+  EXPECT_EQ(arms["scsa"]["sparse_calls"], 240);
+  EXPECT_GT(arms["scsa"]["plan_bytes"].get<double>(), 0.0);
+  EXPECT_GT(arms["scsa"]["rows_read"].get<double>(), 0.0);
+  EXPECT_LT(arms["scsa"]["rows_read"].get<double>(), 1.0);
+  EXPECT_GT(arms["scsa"]["attn_err_mean"].get<double>(), arms["exact"]["attn_err_mean"].get<double>());
+  EXPECT_LT(arms["scsa"]["kl_mean"].get<double>(), 1.0);
+  for (const char* field : {"agreement", "kl_mean", "nll_delta", "attn_err_mean"}) {
+    EXPECT_TRUE(arms["limit"][field].is_null()) << field;
+  }
+
+  std::map<fs::path, fs::file_time_type> times;
+  for (const auto& entry : fs::directory_iterator(Path("states"))) {
+    times[entry.path()] = fs::last_write_time(entry.path());
+    EXPECT_EQ(entry.path().extension(), ".state");
+  }
+  EXPECT_EQ(times.size(), 4u);  // two lengths, two cache types
+  std::vector<std::string> again = command;
+  again[7] = "600";
+  again[13] = "exact,llama";
+  again[19] = "-";
+  const CommandResult second = Scsa(again);
+  ASSERT_EQ(second.status, 0) << second.err;
+  const json repeated = json::parse(second.out);
+  ASSERT_EQ(repeated.size(), 2u);
+  // The same saved cache and the same tokens give the same numbers.
+  EXPECT_EQ(repeated[0]["arm"], "exact");
+  EXPECT_EQ(repeated[1]["kl_mean"], arms["llama"]["kl_mean"]);
+  EXPECT_EQ(repeated[1]["nll_delta"], arms["llama"]["nll_delta"]);
+  int files = 0;
+  for (const auto& entry : fs::directory_iterator(Path("states"))) {
+    EXPECT_EQ(fs::last_write_time(entry.path()), times.at(entry.path()));
+    ++files;
+  }
+  EXPECT_EQ(files, 4);
+
+  // A damaged state is refused, not believed.
+  for (const auto& [path, time] : times) fs::resize_file(path, fs::file_size(path) / 2);
+  EXPECT_NE(OneError(Scsa(again)).find("is damaged: delete it"), std::string::npos);
+}
+
+TEST_F(ModelTest, BenchDecodeRefusesWhatDoesNotFit) {
+  const std::vector<std::string> base = {"bench", "decode", "-m", SCSA_TEST_MODEL, "-f", Path("text.txt"), "-c"};
+  std::vector<std::string> command = base;
+  command.push_back("8150");
+  EXPECT_NE(OneError(Scsa(command)).find("the model's context holds 8192"), std::string::npos);
+  command.back() = "4000";
+  const std::string error = OneError(Scsa(command));
+  EXPECT_NE(error.find("the text has "), std::string::npos) << error;
+  EXPECT_NE(error.find("4130 are needed"), std::string::npos) << error;
+}
+
+TEST_F(ModelTest, ACutOffModelIsOneLine) {
+  const std::string path = Path("cut.gguf");
+  fs::copy_file(SCSA_TEST_MODEL, path);
+  for (const std::uintmax_t size : {fs::file_size(path) / 2, std::uintmax_t{100000}, std::uintmax_t{10}}) {
+    fs::resize_file(path, size);
+    const std::string error = OneError(Scsa({"run", "-m", path, "-p", "q"}));
+    EXPECT_NE(error.find("cut off"), std::string::npos) << error;
+  }
+}
+
+TEST_F(ModelTest, RunStreamsAnAnswerAndOneLineOfFigures) {
+  const std::vector<std::string> command = {"run", "-m", SCSA_TEST_MODEL, "-f", Path("short.txt"), "-p", "Who signed?",
+                                            "-n",  "12"};
+  const CommandResult result = Scsa(command, {"SCSA_CROSSOVER=0", "SCSA_CALIBRATE=4"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_GT(result.out.size(), 1u);
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  for (const char* part : {"tok/s", "rows read ", "measured error ", "plan build "}) {
+    EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
+  }
+
+  std::vector<std::string> exact = command;
+  exact.insert(exact.end(), {"--mode", "exact", "--json"});
+  const CommandResult figures = Scsa(exact);
+  ASSERT_EQ(figures.status, 0) << figures.err;
+  EXPECT_EQ(figures.err, "");
+  const json object = json::parse(figures.out);
+  EXPECT_FALSE(object["answer"].get<std::string>().empty());
+  EXPECT_GT(object["prompt_tokens"].get<int>(), 300);
+  EXPECT_LE(object["answer_tokens"].get<int>(), 12);
+  EXPECT_TRUE(object["rows_read"].is_null());
+}
+
+TEST_F(ModelTest, RunRefusesADocumentBeyondTheContext) {
+  std::ofstream text(Path("long.txt"));
+  for (int i = 0; i < 10000; ++i) text << "word ";
+  text.close();
+  const std::string error = OneError(Scsa({"run", "-m", SCSA_TEST_MODEL, "-f", Path("long.txt"), "-p", "q"}));
+  EXPECT_NE(error.find("the model's context holds 8192"), std::string::npos) << error;
+}
+
+TEST_F(ModelTest, ExecLoadsThePluginIntoAnUnmodifiedProgram) {
+  const CommandResult result = Scsa({"exec", "--mode", "exact", "--stats", "--", SCSA_LLAMA_BENCH, "-m",
+                                     SCSA_TEST_MODEL, "-p", "0", "-n", "4", "-d", "512", "-r", "1", "-fa", "on"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_NE(result.err.find("mode exact"), std::string::npos) << result.err;
+  EXPECT_NE(result.out.find("tg4"), std::string::npos) << result.out;
+}
+
+}  // namespace
+}  // namespace scsa::tool

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "text.h"
+#include "tool_error.h"
+
+namespace scsa::tool {
+namespace {
+
+RunInfo Info() {
+  RunInfo info;
+  info.model = "m";
+  info.cpu = "Some CPU, 2 GHz";
+  info.simd_target = "AVX2";
+  info.date = "2026-01-31";
+  info.llama_cpp_version = "1/2";
+  info.preset = "seed";
+  info.tolerance = 0.025;
+  info.threads = 2;
+  return info;
+}
+
+std::vector<ArmResult> Results() {
+  std::vector<ArmResult> results(2);
+  results[0].context = 8000;
+  results[0].arm = Arm::kExact;
+  results[0].tok_s = 25.0;
+  results[0].ms_median = 40.0;
+  results[0].ms_p99 = 45.0;
+  results[0].attn_ms = 20.0;
+  results[0].attn_ms_source = "plugin";
+  results[0].agreement = 1.0;
+  results[0].kl_mean = 0.0;
+  results[0].nll_delta = 0.0;
+  results[0].rows_read = 1.0;
+  results[0].bytes_read = 2e8;
+  results[0].attn_err_mean = 1e-7;
+  results[0].roofline = Roofline{
+      .bytes = 2e8, .multiply_adds = 3e8, .bandwidth = 2e10, .multiply_add_rate = 2.5e10, .attention_ms = 20.0};
+  results[1].context = 8000;
+  results[1].arm = Arm::kLimit;
+  results[1].tok_s = 90.0;
+  return results;
+}
+
+TEST(Roofline, TheTighterLimitCounts) {
+  const Roofline roofline = *Results()[0].roofline;
+  EXPECT_DOUBLE_EQ(roofline.MemoryMs(), 10.0);   // 200 MB at 20 GB/s
+  EXPECT_DOUBLE_EQ(roofline.ComputeMs(), 12.0);  // 300 M at 25 G/s
+  EXPECT_DOUBLE_EQ(roofline.LimitMs(), 12.0);
+  EXPECT_DOUBLE_EQ(roofline.Share(), 0.6);
+}
+
+TEST(AlignedTable, PadsColumnsAndLeavesNoTrailingBlanks) {
+  EXPECT_EQ(AlignedTable({{"arm", "x"}, {"longer", "10"}, {"a", ""}}, 1), "arm      x\nlonger  10\na\n");
+}
+
+TEST(ResultTable, ShowsADashForWhatWasNotMeasured) {
+  std::istringstream lines(ResultTable(Results()));
+  std::string header, exact, limit;
+  std::getline(lines, header);
+  std::getline(lines, exact);
+  std::getline(lines, limit);
+  EXPECT_EQ(header.size(), exact.size());
+  EXPECT_NE(exact.find("100.0 %"), std::string::npos);
+  EXPECT_NE(limit.find("90.00"), std::string::npos);
+  EXPECT_EQ(limit.substr(limit.size() - 3), "  -");
+}
+
+TEST(RooflineText, StatesTheShare) {
+  EXPECT_NE(RooflineText(Results()).find("60 % of what the machine allows"), std::string::npos);
+  std::vector<ArmResult> none = Results();
+  none.erase(none.begin());
+  EXPECT_EQ(RooflineText(none), "");
+}
+
+TEST(ResultsJson, HoldsEveryPromisedField) {
+  const auto array = nlohmann::json::parse(ResultsJson(Info(), Results()));
+  ASSERT_EQ(array.size(), 2u);
+  for (const auto& object : array) {
+    for (const char* field : {"model",
+                              "context",
+                              "arm",
+                              "preset",
+                              "tok_s",
+                              "ms_median",
+                              "ms_p99",
+                              "attn_ms",
+                              "speedup_vs_llama",
+                              "agreement",
+                              "kl_mean",
+                              "nll_delta",
+                              "rows_read",
+                              "bytes_read",
+                              "plan_build_ms",
+                              "plan_bytes",
+                              "threads",
+                              "simd_target",
+                              "cpu",
+                              "attn_err_mean",
+                              "attn_err_p99",
+                              "attn_ms_source",
+                              "roofline_ms",
+                              "roofline_share"}) {
+      EXPECT_TRUE(object.contains(field)) << field;
+    }
+  }
+  EXPECT_EQ(array[0]["arm"], "exact");
+  EXPECT_EQ(array[0]["tok_s"], 25.0);
+  EXPECT_EQ(array[0]["roofline_share"], 0.6);
+  EXPECT_TRUE(array[0]["preset"].is_null());
+  EXPECT_EQ(array[1]["arm"], "limit");
+  for (const char* field : {"agreement", "kl_mean", "nll_delta", "speedup_vs_llama", "roofline_ms"}) {
+    EXPECT_TRUE(array[1][field].is_null()) << field;
+  }
+}
+
+TEST(ResultsJson, AnInfiniteErrorIsNull) {
+  std::vector<ArmResult> results = Results();
+  results[0].attn_err_p99 = std::numeric_limits<double>::infinity();
+  EXPECT_TRUE(nlohmann::json::parse(ResultsJson(Info(), results))[0]["attn_err_p99"].is_null());
+}
+
+TEST(ResultsCsv, HasOneCellPerFieldAndQuotesCommas) {
+  std::istringstream lines(ResultsCsv(Info(), Results()));
+  std::string header, exact;
+  std::getline(lines, header);
+  std::getline(lines, exact);
+  EXPECT_EQ(header.rfind("model,context,arm,", 0), 0u);
+  EXPECT_EQ(exact.rfind("m,8000,exact,,,25.0,", 0), 0u);
+  EXPECT_NE(exact.find(",\"Some CPU, 2 GHz\","), std::string::npos);
+  const auto commas = [](const std::string& line) { return std::count(line.begin(), line.end(), ','); };
+  EXPECT_EQ(commas(exact), commas(header) + 1);  // one comma is inside the quotes
+}
+
+TEST(WriteFileAtomically, ReplacesTheFileAndLeavesNoOther) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "scsa_report_test";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const std::string path = (folder / "r.json").string();
+  WriteFileAtomically(path, "old");
+  WriteFileAtomically(path, "new");
+  EXPECT_EQ(ReadFile(path, "result"), "new");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(CheckWritable, RefusesFoldersAndMissingParents) {
+  EXPECT_THROW(CheckWritable(testing::TempDir(), "--json"), ToolError);
+  EXPECT_THROW(CheckWritable(testing::TempDir() + "/no_such_folder/r.json", "--json"), ToolError);
+  EXPECT_NO_THROW(CheckWritable(testing::TempDir() + "/r.json", "--json"));
+}
+
+}  // namespace
+}  // namespace scsa::tool
