@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034
+#
+# Sourced by every script: messages, the folders, and running a long command with a log.
+
+# shellcheck source=scripts/pins.sh
+source "$(dirname "${BASH_SOURCE[0]}")/pins.sh"
+
+QUIET=0
+
+say() { if ((!QUIET)); then printf '%s\n' "$*"; fi; }
+warn() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
+die() {
+  warn "$*"
+  exit 1
+}
+
+# Twelve hex digits that differ between CPUs for which a native build differs.
+cpu_key() {
+  {
+    grep -m1 -E '^(flags|Features)' /proc/cpuinfo || true
+    uname -m
+  } | sha256sum | cut -c1-12
+}
+
+SCSA_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+CPU_KEY=$(cpu_key)
+
+# The same rule as cmake/ScsaPaths.cmake.
+CACHE=${SCSA_CACHE_DIR:-${XDG_CACHE_HOME:-${HOME:?HOME is not set; set SCSA_CACHE_DIR to a folder for downloads}/.cache}/scsa}
+if [[ $CACHE != /* ]]; then CACHE=$PWD/$CACHE; fi
+DOWNLOAD_DIR=$CACHE/downloads
+SOURCE_DIR=$CACHE/src
+MODEL_DIR=$CACHE/models
+TEXT_DIR=$CACHE/texts
+STATE_DIR=$CACHE/states
+STAMP_DIR=$CACHE/stamps
+LOG_DIR=$CACHE/logs
+LLAMA_SOURCE=$SOURCE_DIR/$LLAMA_ARCHIVE_ROOT/$LLAMA_SUBDIR
+LLAMA_BUILD=$CACHE/llama.cpp-$CPU_KEY
+# Apart for each CPU, for ccache takes -march=native literally.
+LLAMA_CCACHE=$CACHE/ccache-$CPU_KEY
+TEXT_FILE=$TEXT_DIR/perl.txt
+
+jobs() { nproc 2>/dev/null || echo 2; }
+
+# run_logged LOG WHAT COMMAND...: on a terminal the command shows its own progress. Otherwise its output goes to LOG, a
+# line a minute tells that it is alive, and a failure shows the end of the log.
+run_logged() {
+  local log=$1 what=$2
+  shift 2
+  mkdir -p "$(dirname "$log")"
+  # The lock of set-up (descriptor 9) must not outlive it in a child.
+  if ((!QUIET)) && [[ -t 1 ]]; then
+    say "$what"
+    "$@" 9>&- || die "$what: failed"
+    return
+  fi
+  say "$what (log: $log)"
+  local heartbeat status=0 minute=0
+  (while sleep 60 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+    minute=$((minute + 1))
+    say "  $minute min: $(tail -n 1 "$log" | cut -c1-110)"
+  done) 9>&- &
+  heartbeat=$!
+  "$@" >"$log" 2>&1 9>&- || status=$?
+  kill "$heartbeat" 2>/dev/null || true
+  if ((status != 0)); then
+    tail -n 40 "$log" >&2
+    die "$what: failed; the whole log is $log"
+  fi
+}
