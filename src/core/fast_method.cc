@@ -3,16 +3,29 @@
 // Preset `fast`: a BlockPlan of small blocks at fixed places, one opened set for all query heads of a KV head.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <new>
 #include <string>
 #include <vector>
 
 #include "core/block_plan.h"
 #include "core/joint_operator.h"
+#include "core/kernels.h"
 #include "core/method.h"
 
 namespace scsa {
 namespace {
+
+// Whether the squares of all scaled queries, and so every estimate of a cluster's logit, are finite.
+bool QueriesAreFinite(const Shape& shape, const LayerCall& call) {
+  for (int row = 0; row < call.q.n_q; ++row) {
+    for (int h = 0; h < shape.q_heads; ++h) {
+      const float* q = call.q.data + row * call.q.row_stride + h * call.q.head_stride;
+      if (!std::isfinite(Dot(q, q, shape.head_dim) * call.params.scale * call.params.scale)) return false;
+    }
+  }
+  return true;
+}
 
 class FastMethod final : public SparseMethod {
  public:
@@ -21,7 +34,7 @@ class FastMethod final : public SparseMethod {
 
   bool Prepare(const LayerCall& call, LayerStats* stats) override {
     // A centroid's logit says nothing about the capped logits of its members.
-    if (call.params.softcap > 0) return false;
+    if (call.params.softcap > 0 || !QueriesAreFinite(shape_, call)) return false;
     try {
       const int changed = plan_.DropChanged(call.kv, call.verify, call.n_threads);
       stats->dropped_blocks += changed;

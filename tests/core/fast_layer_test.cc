@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/block_plan.h"
-#include "core/synthetic.h"
 #include "scsa/layer.h"
+#include "tests/core/synthetic.h"
 
 namespace scsa {
 namespace {
@@ -237,23 +237,34 @@ TEST_F(FastLayerTest, SoftcapIsAnsweredExactly) {
   EXPECT_EQ(layer_->stats().exact_steps, 1u);
 }
 
-TEST_F(FastLayerTest, OverflowingLogitsAreAnsweredLikeTheExactKernelDoes) {
+TEST_F(FastLayerTest, OverflowingEstimatesAndQueriesAreAnsweredLikeTheExactKernelDoes) {
+  // Members of a cluster so far apart that the second cumulant of a large query overflows.
+  std::vector<float> signs = test::RandomQueries({64, 1, 32}, 8);
+  for (float& x : signs) x = x > 0 ? 60000.0f : -60000.0f;
+  for (std::int64_t r = 64; r < 128; ++r) {
+    for (int h = 0; h < 2; ++h) cache_.SetKey(r, h, signs.data() + (r - 64) * 32);
+  }
   Attend(640);
-  std::vector<float> q = test::RandomQueries(shape_, 5);
-  for (float& x : q) x *= 1e37f;
+  params_.scale = 1.0f;
+  const std::vector<float> random = test::RandomQueries(shape_, 5);
   std::vector<float> out;
   std::vector<float> exact;
   const OutView out_view = test::ViewOut(out, shape_);
   const OutView exact_view = test::ViewOut(exact, shape_);
-  const QueryView queries = test::ViewQueries(q, shape_);
-  params_.scale = 100.0f;
-  ASSERT_TRUE(layer_->Attend(queries, cache_.View(640), {}, params_, Verify::kNone, 1, workspace_, out_view).ok());
-  ASSERT_TRUE(ExactAttention(shape_, queries, cache_.View(640), {}, params_, 1, workspace_, exact_view).ok());
-  EXPECT_EQ(layer_->stats().sparse_steps, 2u);
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    ASSERT_TRUE(std::isfinite(exact[i]));
-    EXPECT_NEAR(out[i], exact[i], 1e-4f * (1.0f + std::fabs(exact[i])));
+  // The squares of the second query overflow too.
+  for (const float size : {1e17f, 1e30f}) {
+    std::vector<float> q = random;
+    for (float& x : q) x *= size;
+    const QueryView queries = test::ViewQueries(q, shape_);
+    ASSERT_TRUE(layer_->Attend(queries, cache_.View(640), {}, params_, Verify::kNone, 1, workspace_, out_view).ok());
+    ASSERT_TRUE(ExactAttention(shape_, queries, cache_.View(640), {}, params_, 1, workspace_, exact_view).ok());
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(exact[i]));
+      EXPECT_NEAR(out[i], exact[i], 1e-4f * (1.0f + std::fabs(exact[i]))) << size;
+    }
   }
+  EXPECT_EQ(layer_->stats().sparse_steps, 2u);
+  EXPECT_EQ(layer_->stats().exact_steps, 1u);
 }
 
 TEST_F(FastLayerTest, RowsThatAreNotFiniteStayOutOfBlocks) {

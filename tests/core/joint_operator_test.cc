@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-#include "core/synthetic.h"
+#include "tests/core/synthetic.h"
 
 namespace scsa {
 namespace {
