@@ -40,6 +40,8 @@ LLAMA_SOURCE=$SOURCE_DIR/$LLAMA_ARCHIVE_ROOT/$LLAMA_SUBDIR
 LLAMA_BUILD=$CACHE/llama.cpp-$CPU_KEY
 # Apart for each CPU, for ccache takes -march=native literally.
 LLAMA_CCACHE=$CACHE/ccache-$CPU_KEY
+# Clones in other folders share what ccache holds: paths below the clone count relative to it.
+export CCACHE_BASEDIR=$SCSA_ROOT CCACHE_NOHASHDIR=1
 TEXT_FILE=$TEXT_DIR/perl.txt
 
 jobs() { nproc 2>/dev/null || echo 2; }
