@@ -454,6 +454,98 @@ TEST_P(KernelsTest, SurvivesLargeLogits) {
   }
 }
 
+// Places in any order, some of them twice.
+std::vector<std::int32_t> RandomPlaces(std::size_t count, std::int64_t n_rows, std::mt19937* generator) {
+  std::uniform_int_distribution<std::int32_t> place(0, static_cast<std::int32_t>(n_rows) - 1);
+  std::vector<std::int32_t> places(count);
+  for (std::int32_t& p : places) p = place(*generator);
+  return places;
+}
+
+TEST_P(KernelsTest, AttendsScatteredRows) {
+  std::mt19937 generator(31);
+  constexpr std::int64_t kRows = 150;
+  for (const DType type : kTypes) {
+    for (const int head_dim : {8, 40, 64, 96}) {
+      const auto dims = static_cast<std::size_t>(head_dim);
+      const Rows keys(type, head_dim, kRows, 1.0f, &generator);
+      const Rows values(type, head_dim, kRows, 1.0f, &generator);
+      for (const std::size_t count :
+           {std::size_t{1}, std::size_t{7}, std::size_t{64}, std::size_t{65}, std::size_t{200}}) {
+        for (const int n : {1, 3, 5}) {
+          const std::vector<float> q = RandomVector(static_cast<std::size_t>(n) * dims, 0.2f, &generator);
+          const std::vector<std::int32_t> places = RandomPlaces(count, kRows, &generator);
+          RunArgs args;
+          args.head_dim = head_dim;
+          args.n = n;
+          args.q = q.data();
+          args.k = keys.data;
+          args.v = values.data;
+          args.k_stride = keys.stride;
+          args.v_stride = values.stride;
+          args.k_type = args.v_type = type;
+          args.n_rows = static_cast<std::int64_t>(count);
+          args.rows = places.data();
+          State state(n, head_dim);
+          AttendRun(args, state.view());
+          for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+            std::vector<double> logits;
+            std::vector<std::vector<double>> rows;
+            for (const std::int32_t place : places) {
+              double x = 0.0;
+              for (std::size_t j = 0; j < dims; ++j) {
+                x += static_cast<double>(q[i * dims + j]) * keys.decoded[static_cast<std::size_t>(place)][j];
+              }
+              logits.push_back(x);
+              rows.push_back(values.decoded[static_cast<std::size_t>(place)]);
+            }
+            ExpectState(
+                state, i, logits, rows, 1e-5,
+                testing::Name(type) + " head_dim " + std::to_string(head_dim) + " rows " + std::to_string(count));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, AccumulatesWeightedRows) {
+  std::mt19937 generator(32);
+  constexpr std::int64_t kRows = 150;
+  for (const DType type : kTypes) {
+    for (const int head_dim : kHeadDims) {
+      const auto dims = static_cast<std::size_t>(head_dim);
+      const Rows rows(type, head_dim, kRows, 1.0f, &generator);
+      for (const std::int64_t count : {0, 1, 7, 64, 65, 150}) {
+        for (const int n : {1, 2, 3, 4, 5, 9}) {
+          const std::int64_t stride = count + 3;
+          const std::vector<float> weights = RandomVector(static_cast<std::size_t>(n * stride), 1.0f, &generator);
+          const std::vector<float> before = RandomVector(static_cast<std::size_t>(n) * dims, 1.0f, &generator);
+          const std::vector<std::int32_t> places = RandomPlaces(static_cast<std::size_t>(count), kRows, &generator);
+          for (const bool scattered : {false, true}) {
+            std::vector<float> num = before;
+            AccumulateRows(head_dim, n, weights.data(), stride, rows.data, rows.stride, type,
+                           scattered ? places.data() : nullptr, count, num.data());
+            for (std::size_t at = 0; at < num.size(); ++at) {
+              double expected = before[at];
+              double magnitude = std::fabs(before[at]);
+              for (std::int64_t r = 0; r < count; ++r) {
+                const auto row = static_cast<std::size_t>(scattered ? places[static_cast<std::size_t>(r)] : r);
+                const double weight =
+                    weights[at / dims * static_cast<std::size_t>(stride) + static_cast<std::size_t>(r)];
+                expected += weight * rows.decoded[row][at % dims];
+                magnitude += std::fabs(weight * rows.decoded[row][at % dims]);
+              }
+              ASSERT_NEAR(num[at], expected, 1e-6 * magnitude)
+                  << testing::Name(type) << " head_dim " << head_dim << " rows " << count << " n " << n;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(KernelsTest, OverflowingLogitsGiveNumbers) {
   // The products overflow f32; only row 3 has the largest logit.
   std::vector<float> keys(8 * 8, 1.0f);
