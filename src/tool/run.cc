@@ -112,7 +112,10 @@ std::string Generate(const CommandOptions& options, const Model& model, const Pl
   if (sparse.rows_visible > 0) {
     figures.rows_read = static_cast<double>(sparse.rows_read) / static_cast<double>(sparse.rows_visible);
   }
-  if (!options.json) fmt::print("\n");
+  if (!options.json) {
+    fmt::print("\n");
+    std::fflush(stdout);  // before the figures on stderr
+  }
   return answer;
 }
 
