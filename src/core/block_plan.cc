@@ -30,11 +30,6 @@ bool Representable(const float* x, std::int64_t n) {
   return fits;
 }
 
-std::uint32_t CacheFingerprint(const KvView& kv, std::int64_t row, int kv_head, int head_dim) {
-  return RowFingerprint(kv.KRow(row, kv_head), RowBytes(kv.k_type, head_dim), kv.VRow(row, kv_head),
-                        RowBytes(kv.v_type, head_dim));
-}
-
 template <class T>
 std::size_t HeldBytes(const std::vector<T>& v) {
   return v.capacity() * sizeof(T);

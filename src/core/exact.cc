@@ -3,13 +3,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <new>
 
 #include "core/kernels.h"
 #include "core/parallel.h"
+#include "core/softmax_state.h"
 #include "core/validate.h"
 #include "core/workspace.h"
 
@@ -148,21 +147,8 @@ Status ExactAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
       const std::int64_t row = static_cast<std::int64_t>(i) / group;
       const std::int64_t q_head = head * group + static_cast<std::int64_t>(i) % group;
       float* to = out.data + row * out.row_stride + q_head * out.head_stride;
-      const float* num = total.num + i * dims;
-      float factor = 0.0f;
-      if (total.sum[i] > 0.0f) {
-        float sum = total.sum[i];
-        if (params.sinks != nullptr) {
-          // Relative to the larger of the two exponents, so that neither overflows.
-          const float sink = params.sinks[q_head];
-          const float max = std::max(total.max[i], sink);
-          const float kept = std::exp(total.max[i] - max);
-          factor = kept / (sum * kept + std::exp(sink - max));
-        } else {
-          factor = 1.0f / sum;
-        }
-      }
-      for (std::size_t j = 0; j < dims; ++j) to[j] = num[j] * factor;
+      WriteHeadOutput(total, static_cast<std::int64_t>(i), shape.head_dim,
+                      params.sinks == nullptr ? nullptr : params.sinks + q_head, to);
     }
   };
 
@@ -177,10 +163,7 @@ Status ExactAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
     const std::int64_t end_head = first_head + heads_per_task;
     const std::int64_t end_row = std::min((piece + 1) * split.piece_rows, kv.n_kv);
     for (std::int64_t head = first_head; head < end_head; ++head) {
-      const SoftmaxState state = state_of(head, piece);
-      std::fill_n(state.max, vectors, -std::numeric_limits<float>::infinity());
-      std::fill_n(state.sum, vectors, 0.0f);
-      std::fill_n(state.num, vectors * dims, 0.0f);
+      ClearStates(state_of(head, piece), static_cast<std::int64_t>(vectors), shape.head_dim);
     }
 
     RunArgs args;

@@ -58,4 +58,9 @@ std::uint32_t RowFingerprint(const std::byte* k, std::size_t k_bytes, const std:
   return static_cast<std::uint32_t>(hash ^ (hash >> 32));
 }
 
+std::uint32_t CacheFingerprint(const KvView& kv, std::int64_t row, int kv_head, int head_dim) {
+  return RowFingerprint(kv.KRow(row, kv_head), RowBytes(kv.k_type, head_dim), kv.VRow(row, kv_head),
+                        RowBytes(kv.v_type, head_dim));
+}
+
 }  // namespace scsa

@@ -16,6 +16,7 @@
 #include "core/kernels.h"
 #include "core/parallel.h"
 #include "core/plan.h"
+#include "core/softmax_state.h"
 
 namespace scsa {
 namespace {
@@ -28,12 +29,6 @@ constexpr std::int64_t kRowsPerTask = 256;  // rows that one task reads exactly
 std::int64_t DivCeil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 Status OutOfMemory() { return {StatusCode::kOutOfMemory, std::string()}; }
-
-void Clear(const SoftmaxState& state, int n, int head_dim) {
-  std::fill_n(state.max, n, kNothing);
-  std::fill_n(state.sum, n, 0.0f);
-  std::fill_n(state.num, static_cast<std::size_t>(n) * head_dim, 0.0f);
-}
 
 // `count` states of n vectors each, one after the other.
 class StateArray {
@@ -51,7 +46,7 @@ class StateArray {
     return {max_ + first, sum_ + first, num_ + first * head_dim_};
   }
   SoftmaxState Cleared(std::size_t i) const {
-    Clear((*this)[i], n_, head_dim_);
+    ClearStates((*this)[i], n_, head_dim_);
     return (*this)[i];
   }
 
@@ -91,21 +86,6 @@ float RelativeError(const float* output, const float* exact, int head_dim) {
   if (difference == 0) return 0;
   const double error = std::sqrt(difference / norm);
   return std::isnan(error) ? std::numeric_limits<float>::infinity() : static_cast<float>(error);
-}
-
-// Adds the attention sink to the normaliser and writes num / (sum + sink).
-void WriteOutput(const SoftmaxState& state, int i, int head_dim, const float* sink, float* out) {
-  float factor = 0.0f;
-  if (state.sum[i] > 0.0f) {
-    factor = 1.0f / state.sum[i];
-    if (sink != nullptr) {
-      const float max = std::max(state.max[i], *sink);
-      const float kept = std::exp(state.max[i] - max);
-      factor = kept / (state.sum[i] * kept + std::exp(*sink - max));
-    }
-  }
-  const float* num = state.num + static_cast<std::size_t>(i) * head_dim;
-  for (int d = 0; d < head_dim; ++d) out[d] = num[d] * factor;
 }
 
 }  // namespace
@@ -438,8 +418,8 @@ Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std
     }
     for (int i = 0; i < group; ++i) {
       const std::int64_t q_head = std::int64_t{h} * group + i;
-      WriteOutput(total, i, head_dim, query.params.sinks == nullptr ? nullptr : query.params.sinks + q_head,
-                  out + q_head * out_head_stride);
+      WriteHeadOutput(total, i, head_dim, query.params.sinks == nullptr ? nullptr : query.params.sinks + q_head,
+                      out + q_head * out_head_stride);
     }
   }
   Count(plan, query, s, stats);
@@ -541,7 +521,7 @@ void JointOperator::ReplayHead(const BlockPlan& plan, const JointQuery& query, s
 
   // `open` grows from the exact rows by one segment per threshold.
   const SoftmaxState open = states.opened[kv_head];
-  Clear(open, group, head_dim);
+  ClearStates(open, group, head_dim);
   MergeStates(head_dim, group, s.exact[kv_head * s.n_exact], open);
   std::array<float, kMaxHeadDim> output;
   for (std::int64_t t = 0; t < n_thresholds; ++t) {
@@ -555,8 +535,8 @@ void JointOperator::ReplayHead(const BlockPlan& plan, const JointQuery& query, s
     }
     for (int i = 0; i < group; ++i) {
       const std::int64_t q_head = std::int64_t{kv_head} * group + i;
-      WriteOutput(total, i, head_dim, query.params.sinks == nullptr ? nullptr : query.params.sinks + q_head,
-                  output.data());
+      WriteHeadOutput(total, i, head_dim, query.params.sinks == nullptr ? nullptr : query.params.sinks + q_head,
+                      output.data());
       errors[q_head * n_thresholds + t] = RelativeError(output.data(), exact + q_head * exact_head_stride, head_dim);
     }
   }

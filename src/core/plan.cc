@@ -36,11 +36,6 @@ std::size_t HeldBytes(const std::vector<T>& v) {
   return v.capacity() * sizeof(T);
 }
 
-std::uint32_t CacheFingerprint(const KvView& kv, std::int64_t row, int kv_head, int head_dim) {
-  return RowFingerprint(kv.KRow(row, kv_head), RowBytes(kv.k_type, head_dim), kv.VRow(row, kv_head),
-                        RowBytes(kv.v_type, head_dim));
-}
-
 void PackRow(const std::byte* row, DType type, const float* decoded, DType packed_type, int head_dim, std::byte* dst) {
   if (type == packed_type) {
     std::memcpy(dst, row, RowBytes(type, head_dim));

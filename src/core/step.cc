@@ -10,6 +10,7 @@
 
 #include "core/kernels.h"
 #include "core/parallel.h"
+#include "core/softmax_state.h"
 #include "core/workspace.h"
 
 namespace scsa {
@@ -29,12 +30,6 @@ SoftmaxState TakeStates(ScratchLayout& layout, std::int64_t vectors, int head_di
 
 SoftmaxState At(const SoftmaxState& states, std::int64_t vector, int head_dim) {
   return {states.max + vector, states.sum + vector, states.num + vector * head_dim};
-}
-
-void Clear(const SoftmaxState& state, std::int64_t vectors, int head_dim) {
-  std::fill_n(state.max, vectors, kNoMass);
-  std::fill_n(state.sum, vectors, 0.0f);
-  std::fill_n(state.num, vectors * head_dim, 0.0f);
 }
 
 // A stretch of adjacent opened clusters of one block that are opened by the same heads: packed rows [begin, end).
@@ -193,7 +188,7 @@ Status Prepare(const StepArgs& args, Prepared* out) {
     const std::int64_t first_q = std::int64_t{kv_head} * group;
     if (item < n_runs) {
       const SoftmaxState state = At(pieces, (kv_head * n_runs + item) * group, head_dim);
-      Clear(state, group, head_dim);
+      ClearStates(state, group, head_dim);
       AttendCacheRun(args, p, kv_head, args.exact_runs[item], visible, state);
       return;
     }
@@ -206,7 +201,7 @@ Status Prepare(const StepArgs& args, Prepared* out) {
                   scratch + EstimateScratch(group, kv_head * n_clusters + static_cast<int>(cluster), rank));
   });
 
-  Clear(p.exact, q_heads, head_dim);
+  ClearStates(p.exact, q_heads, head_dim);
   for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
     const SoftmaxState state = At(p.exact, std::int64_t{kv_head} * group, head_dim);
     for (std::int64_t run = 0; run < n_runs; ++run) {
@@ -301,7 +296,7 @@ void SelectForKvHead(const StepArgs& args, const Prepared& p, std::span<const fl
   }
   for (int h = 0; h < p.group; ++h) {
     const SoftmaxState state = At(out.tail, first_q + h, p.head_dim);
-    Clear(state, 1, p.head_dim);
+    ClearStates(state, 1, p.head_dim);
     FoldTail(args.regions, kv_head, p.head_dim, h, p.estimates.logit + (first_q + h) * p.n_clusters, opened, state);
   }
 
@@ -499,7 +494,7 @@ Status AttendSparse(const StepArgs& args, std::span<const float> taus, const Out
 
   ParallelFor(args.n_threads, n_pieces, [&](std::int64_t piece, int thread) {
     const SoftmaxState state = At(states, piece * group, head_dim);
-    Clear(state, group, head_dim);
+    ClearStates(state, group, head_dim);
     AttendPiece(args, p, selected, pieces[piece], state, selected.gathered[thread]);
   });
 
@@ -571,7 +566,7 @@ Status RecordStep(const StepArgs& args, const OutView& exact_output, Calibration
       value_means[at + c] = block.value_means.data() + std::int64_t{c} * head_dim;
       log_counts[at + c] = block.log_counts[c];
       const SoftmaxState state = At(states, (at + c) * group, head_dim);
-      Clear(state, group, head_dim);
+      ClearStates(state, group, head_dim);
       AttendPacked(args, head_dim, group, p.qs + first_q * head_dim,
                    p.quantized == nullptr ? nullptr : p.quantized + first_q, block, block.partition.offsets[c],
                    block.partition.offsets[c + 1], state);
