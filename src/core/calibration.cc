@@ -39,10 +39,9 @@ float RelativeError(const Accumulator& opened, const Accumulator& tail, const fl
 }  // namespace
 
 void ReplayStops(const ReplayInputs& in, float errors[kTauGridSize]) {
-  const auto log_weight = [&](int c) { return static_cast<double>(in.logits[c]) + in.log_counts[c]; };
   double gauge = std::max<double>(in.exact_rows.max[0], in.sink);
   for (int c = 0; c < in.n_clusters; ++c) {
-    gauge = std::max({gauge, log_weight(c), static_cast<double>(in.opened.max[c * in.opened_stride])});
+    gauge = std::max<double>({gauge, in.log_tail[c], in.opened.max[c * in.opened_stride]});
   }
   const auto weight = [gauge](double log) { return log == kNone ? 0.0 : std::exp(log - gauge); };
 
@@ -50,14 +49,14 @@ void ReplayStops(const ReplayInputs& in, float errors[kTauGridSize]) {
   Accumulator tail;
   opened.Add(weight(in.exact_rows.max[0]), in.exact_rows.sum[0], in.exact_rows.num, in.head_dim);
   opened.mass += weight(in.sink);
-  for (int c = 0; c < in.n_clusters; ++c) tail.Add(weight(log_weight(c)), 1, in.value_means[c], in.head_dim);
+  for (int c = 0; c < in.n_clusters; ++c) tail.Add(weight(in.log_tail[c]), 1, in.value_means[c], in.head_dim);
 
   int done = 0;
   for (int g = 0; g < kTauGridSize; ++g) {
     for (; done < in.counts[g]; ++done) {
       const int c = in.order[done];
       const std::int64_t at = c * in.opened_stride;
-      tail.Add(-weight(log_weight(c)), 1, in.value_means[c], in.head_dim);
+      tail.Add(-weight(in.log_tail[c]), 1, in.value_means[c], in.head_dim);
       opened.Add(weight(in.opened.max[at]), in.opened.sum[at], in.opened.num + at * in.head_dim, in.head_dim);
     }
     // What the subtractions leave of an empty tail is rounding.

@@ -27,9 +27,8 @@ struct ReplayInputs {
   // States of the opened clusters: cluster c at max[c * opened_stride], sum[...] and num[c * opened_stride * head_dim].
   SoftmaxState opened;
   std::int64_t opened_stride = 1;
-  // Tail of cluster c: weight exp(log_weight) at value_mean, log_weight = logits[c] + log_counts[c].
-  const float* logits = nullptr;
-  const float* log_counts = nullptr;
+  // Tail of cluster c: weight exp(log_tail[c]) at value_means[c].
+  const float* log_tail = nullptr;
   const float* const* value_means = nullptr;
   const float* exact_output = nullptr;  // [head_dim]
 };

@@ -20,14 +20,14 @@ void EstimateBlock(const Block& block, int head_dim, int rank, int group, const 
   const std::int64_t row = std::int64_t{head_dim} * static_cast<std::int64_t>(sizeof(float));
   float* along = scratch;                                                  // [group][n * rank]
   float* diagonal = scratch + static_cast<std::size_t>(group) * n * rank;  // [group][n]
-  ScoreRows(head_dim, group, qs, Bytes(block.centroids), row, DType::kF32, n, out.logit, out.stride);
+  ScoreRows(head_dim, group, qs, Bytes(block.centroids), row, DType::kF32, n, out.log_tail, out.stride);
   if (rank > 0) {
     ScoreRows(head_dim, group, qs, Bytes(block.directions), row, DType::kF32, std::int64_t{n} * rank, along,
               std::int64_t{n} * rank);
   }
   ScoreRows(head_dim, group, qs_squared, Bytes(block.residuals), row, DType::kF32, n, diagonal, n);
   for (int h = 0; h < group; ++h) {
-    const float* logit = out.logit + h * out.stride;
+    float* log_tail = out.log_tail + h * out.stride;
     float* priority = out.priority + h * out.stride;
     for (int c = 0; c < n; ++c) {
       float variance = diagonal[std::int64_t{h} * n + c];
@@ -35,12 +35,13 @@ void EstimateBlock(const Block& block, int head_dim, int rank, int group, const 
         const float x = along[(std::int64_t{h} * n + c) * rank + j];
         variance += x * x;
       }
-      priority[c] = logit[c] + block.log_counts[c] + 0.5f * variance;
+      log_tail[c] += block.log_counts[c];
+      priority[c] = log_tail[c] + 0.5f * variance;
     }
   }
 }
 
-void OpenBestFirst(const float* priority, int n, double log_exact_mass, std::span<const float> taus,
+void OpenBestFirst(const float* priority, const float* log_tail, int n, double log_exact_mass, std::span<const float> taus,
                    std::int32_t* order, double* mass, std::span<std::int32_t> counts) {
   std::iota(order, order + n, 0);
   double gauge = log_exact_mass;
@@ -58,7 +59,7 @@ void OpenBestFirst(const float* priority, int n, double log_exact_mass, std::spa
     mass[c] = std::exp(priority[c] - gauge);
     closed += mass[c];
   }
-  const double total = closed + std::exp(log_exact_mass - gauge);
+  double captured = std::exp(log_exact_mass - gauge);
 
   // A heap, since a head mostly opens a small part: O(n + opened log n).
   const auto worse = [priority](std::int32_t a, std::int32_t b) {
@@ -67,10 +68,12 @@ void OpenBestFirst(const float* priority, int n, double log_exact_mass, std::spa
   std::make_heap(order, order + n, worse);
   int opened = 0;
   for (std::size_t t = 0; t < taus.size(); ++t) {
-    while (opened < n && !(closed / total < taus[t])) {
+    while (opened < n && !(closed / (closed + captured) < taus[t])) {
       std::pop_heap(order, order + n - opened, worse);
       // The subtraction leaves rounding where nothing is left; a fraction is never negative.
-      closed = std::max(0.0, closed - mass[order[n - opened - 1]]);
+      const std::int32_t c = order[n - opened - 1];
+      closed = std::max(0.0, closed - mass[c]);
+      captured += std::exp(log_tail[c] - gauge);
       ++opened;
     }
     counts[t] = opened;
@@ -78,14 +81,14 @@ void OpenBestFirst(const float* priority, int n, double log_exact_mass, std::spa
   std::reverse(order, order + n);
 }
 
-void FoldTail(std::span<const Region> regions, int kv_head, int head_dim, int head, const float* logit,
+void FoldTail(std::span<const Region> regions, int kv_head, int head_dim, int head, const float* log_tail,
               const HeadSet* opened, const SoftmaxState& state) {
   float gauge = -std::numeric_limits<float>::infinity();
   std::int64_t at = 0;
   for (const Region& region : regions) {
     const Block& block = region.heads[kv_head];
     for (int c = 0; c < block.n_clusters; ++c) {
-      if (!opened[at + c].test(head)) gauge = std::max(gauge, logit[at + c] + block.log_counts[c]);
+      if (!opened[at + c].test(head)) gauge = std::max(gauge, log_tail[at + c]);
     }
     at += block.n_clusters;
   }
@@ -96,7 +99,7 @@ void FoldTail(std::span<const Region> regions, int kv_head, int head_dim, int he
     const Block& block = region.heads[kv_head];
     for (int c = 0; c < block.n_clusters; ++c) {
       if (opened[at + c].test(head)) continue;
-      const float weight = std::exp(logit[at + c] + block.log_counts[c] - gauge);
+      const float weight = std::exp(log_tail[at + c] - gauge);
       sum += weight;
       AddScaled(state.num, block.value_means.data() + std::int64_t{c} * head_dim, weight, head_dim);
     }

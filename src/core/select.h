@@ -7,10 +7,12 @@
 //   priority  p = a + log m + qs^T Sigma qs / 2        second-cumulant estimate of log sum_members exp(qs . k)
 //   tail      m exp(a) at the cluster's value mean     what the cluster contributes when it stays closed
 // Stop rule: clusters are opened in descending p (the lower index first among equals) until
-//   sum_{closed} exp(p) / (sum_{all} exp(p) + E) < tau,
+//   sum_{closed} exp(p) / (sum_{closed} exp(p) + sum_{opened} m exp(a) + E) < tau,
 // where E is the exact mass of everything that is attended exactly whatever is opened: the first rows (Config::sink),
-// the unsealed and other uncovered visible rows, and the attention-sink logit of the head. Opened clusters stay in the
-// denominator with their estimates: nothing read changes the decision. With tau = 0 everything is opened.
+// the unsealed and other uncovered visible rows, and the attention-sink logit of the head. An opened cluster counts as
+// captured with m exp(a), which its mass cannot fall below (exp is convex): where the second cumulant is far too large,
+// it opens its cluster, but it does not fill the denominator and so end the opening of others. Nothing read changes
+// the decision. With tau = 0 everything is opened.
 #pragma once
 
 #include <bitset>
@@ -28,7 +30,7 @@ using HeadSet = std::bitset<kMaxQHeads>;
 
 // Estimates of n_clusters clusters for the query heads of one group, head h at h * stride.
 struct Estimates {
-  float* logit = nullptr;
+  float* log_tail = nullptr;  // a + log m
   float* priority = nullptr;
   std::int64_t stride = 0;
 };
@@ -44,13 +46,13 @@ void EstimateBlock(const Block& block, int head_dim, int rank, int group, const 
 
 // The stop rule for one head, at every threshold of `taus` (largest first): counts[t] is the number of clusters opened
 // at taus[t], and order[0 ... counts.back()) are the opened ones, best first. log_exact_mass = log E, -inf for none.
-// Where an estimate is not finite, everything is opened, in index order. order, mass: n values of scratch and result.
-void OpenBestFirst(const float* priority, int n, double log_exact_mass, std::span<const float> taus,
+// log_tail[c] <= priority[c]. Where an estimate is not finite, everything is opened, in index order. order, mass: n values of scratch and result.
+void OpenBestFirst(const float* priority, const float* log_tail, int n, double log_exact_mass, std::span<const float> taus,
                    std::int32_t* order, double* mass, std::span<std::int32_t> counts);
 
 // Folds the tail of the clusters of KV head kv_head that `opened` does not list for `head` into a state of one vector
-// (empty before). logit: a of that head, indexed over the regions' clusters one after the other, like `opened`.
-void FoldTail(std::span<const Region> regions, int kv_head, int head_dim, int head, const float* logit,
+// (empty before). log_tail: of that head, indexed over the regions' clusters one after the other, like `opened`.
+void FoldTail(std::span<const Region> regions, int kv_head, int head_dim, int head, const float* log_tail,
               const HeadSet* opened, const SoftmaxState& state);
 
 }  // namespace scsa

@@ -142,7 +142,7 @@ Status Prepare(const StepArgs& args, Prepared* out) {
     p.quantized = quantize ? layout.Take<QuantizedQuery>(q_heads) : nullptr;
     quantized_values = layout.Take<std::int8_t>(std::size_t{1} * q_heads * blocks_per_q * kQ8BlockSize);
     quantized_scales = layout.Take<float>(std::size_t{1} * q_heads * blocks_per_q);
-    p.estimates.logit = layout.Take<float>(std::size_t{1} * q_heads * n_clusters);
+    p.estimates.log_tail = layout.Take<float>(std::size_t{1} * q_heads * n_clusters);
     p.estimates.priority = layout.Take<float>(std::size_t{1} * q_heads * n_clusters);
     p.estimates.stride = n_clusters;
     scratch = layout.Take<float>(EstimateScratch(q_heads, n_clusters, rank));
@@ -195,7 +195,7 @@ Status Prepare(const StepArgs& args, Prepared* out) {
     const std::int64_t region = item - n_runs;
     const std::int64_t cluster = first_cluster[region];
     const std::int64_t at = first_q * n_clusters + cluster;
-    const Estimates estimates{p.estimates.logit + at, p.estimates.priority + at, n_clusters};
+    const Estimates estimates{p.estimates.log_tail + at, p.estimates.priority + at, n_clusters};
     EstimateBlock(args.regions[region].heads[kv_head], head_dim, rank, group, p.qs + first_q * head_dim,
                   p.qs_squared + first_q * head_dim, estimates,
                   scratch + EstimateScratch(group, kv_head * n_clusters + static_cast<int>(cluster), rank));
@@ -290,14 +290,15 @@ void SelectForKvHead(const StepArgs& args, const Prepared& p, std::span<const fl
   std::fill_n(opened, p.n_clusters, HeadSet());
   for (int h = 0; h < p.group; ++h) {
     std::int32_t count = 0;
-    OpenBestFirst(p.estimates.priority + (first_q + h) * p.n_clusters, p.n_clusters, p.log_exact_mass[first_q + h],
+    const std::int64_t at = (first_q + h) * p.n_clusters;
+    OpenBestFirst(p.estimates.priority + at, p.estimates.log_tail + at, p.n_clusters, p.log_exact_mass[first_q + h],
                   taus.subspan(first_q + h, 1), order, mass, std::span(&count, 1));
     for (std::int32_t i = 0; i < count; ++i) opened[order[i]].set(h);
   }
   for (int h = 0; h < p.group; ++h) {
     const SoftmaxState state = At(out.tail, first_q + h, p.head_dim);
     ClearStates(state, 1, p.head_dim);
-    FoldTail(args.regions, kv_head, p.head_dim, h, p.estimates.logit + (first_q + h) * p.n_clusters, opened, state);
+    FoldTail(args.regions, kv_head, p.head_dim, h, p.estimates.log_tail + (first_q + h) * p.n_clusters, opened, state);
   }
 
   PackedRun* runs = out.runs + std::int64_t{kv_head} * p.n_clusters;
@@ -532,14 +533,12 @@ Status RecordStep(const StepArgs& args, const OutView& exact_output, Calibration
   const std::size_t clusters = static_cast<std::size_t>(p.n_clusters);
   SoftmaxState states;                  // [kv_heads][n_clusters][group]
   const float** value_means = nullptr;  // [kv_heads][n_clusters]
-  float* log_counts = nullptr;          // [kv_heads][n_clusters]
   std::int32_t* order = nullptr;        // [q_heads][n_clusters]
   double* mass = nullptr;               // [q_heads][n_clusters]
   const auto lay_out = [&](void* memory) {
     ScratchLayout layout(memory);
     states = TakeStates(layout, p.n_clusters * std::int64_t{q_heads}, head_dim);
     value_means = layout.Take<const float*>(clusters * kv_heads);
-    log_counts = layout.Take<float>(clusters * kv_heads);
     order = layout.Take<std::int32_t>(clusters * q_heads);
     mass = layout.Take<double>(clusters * q_heads);
     return layout.bytes();
@@ -564,7 +563,6 @@ Status RecordStep(const StepArgs& args, const OutView& exact_output, Calibration
     const std::int64_t first_q = std::int64_t{kv_head} * group;
     for (int c = 0; c < block.n_clusters; ++c) {
       value_means[at + c] = block.value_means.data() + std::int64_t{c} * head_dim;
-      log_counts[at + c] = block.log_counts[c];
       const SoftmaxState state = At(states, (at + c) * group, head_dim);
       ClearStates(state, group, head_dim);
       AttendPacked(args, head_dim, group, p.qs + first_q * head_dim,
@@ -575,7 +573,8 @@ Status RecordStep(const StepArgs& args, const OutView& exact_output, Calibration
   ParallelFor(args.n_threads, q_heads, [&](std::int64_t h, int) {
     const std::int64_t kv_head = h / group;
     std::int32_t counts[kTauGridSize];
-    OpenBestFirst(p.estimates.priority + h * p.n_clusters, p.n_clusters, p.log_exact_mass[h], kTauGrid,
+    const float* log_tail = p.estimates.log_tail + h * p.n_clusters;
+    OpenBestFirst(p.estimates.priority + h * p.n_clusters, log_tail, p.n_clusters, p.log_exact_mass[h], kTauGrid,
                   order + h * p.n_clusters, mass + h * p.n_clusters, counts);
     ReplayInputs replay;
     replay.head_dim = head_dim;
@@ -586,8 +585,7 @@ Status RecordStep(const StepArgs& args, const OutView& exact_output, Calibration
     replay.sink = SinkLogit(args.params, static_cast<int>(h));
     replay.opened = At(states, kv_head * p.n_clusters * group + h % group, head_dim);
     replay.opened_stride = group;
-    replay.logits = p.estimates.logit + h * p.n_clusters;
-    replay.log_counts = log_counts + kv_head * p.n_clusters;
+    replay.log_tail = log_tail;
     replay.value_means = value_means + kv_head * p.n_clusters;
     replay.exact_output = exact_output.data + h * exact_output.head_stride;
     float errors[kTauGridSize];

@@ -32,8 +32,7 @@ struct Step {
     fill(&max, kClusters * kStride, gauge, 2);
     fill(&sum, kClusters * kStride, 3, 0.5f);
     fill(&num, kClusters * kStride * kHeadDim, 0, 2);
-    fill(&logits, kClusters, gauge, 2);
-    fill(&log_counts, kClusters, 3, 0.2f);
+    fill(&log_tail, kClusters, gauge + 3, 2);
     fill(&means, kClusters * kHeadDim, 0, 1);
     fill(&exact_num, kHeadDim, 0, 1);
     fill(&output, kHeadDim, 0, 1);
@@ -55,8 +54,7 @@ struct Step {
     in.sink = sink;
     in.opened = {max.data(), sum.data(), num.data()};
     in.opened_stride = kStride;
-    in.logits = logits.data();
-    in.log_counts = log_counts.data();
+    in.log_tail = log_tail.data();
     in.value_means = mean_of.data();
     in.exact_output = output.data();
     return in;
@@ -74,7 +72,7 @@ struct Step {
         mass += weight * sum[c * kStride];
         for (int d = 0; d < kHeadDim; ++d) out[d] += weight * num[c * kStride * kHeadDim + d];
       } else {
-        const double weight = std::exp(static_cast<double>(logits[c]) + log_counts[c] - gauge);
+        const double weight = std::exp(static_cast<double>(log_tail[c]) - gauge);
         mass += weight;
         for (int d = 0; d < kHeadDim; ++d) out[d] += weight * means[c * kHeadDim + d];
       }
@@ -83,7 +81,7 @@ struct Step {
     return out;
   }
 
-  std::vector<float> max, sum, num, logits, log_counts, means, exact_num, output;
+  std::vector<float> max, sum, num, log_tail, means, exact_num, output;
   std::vector<const float*> mean_of;
   float exact_max = 0;
   float exact_sum = 5;

@@ -179,15 +179,20 @@ PlainHead PlainSparse(const Layer& layer, const SyntheticCache& cache, const std
   std::vector<int> order(clusters.size());
   std::iota(order.begin(), order.end(), 0);
   std::ranges::stable_sort(order, [&](int x, int y) { return clusters[x].priority > clusters[y].priority; });
-  double total = exact_mass;
-  for (const Cluster& c : clusters) total += std::exp(c.priority);
 
   PlainHead out;
   std::vector<bool> is_open(clusters.size(), false);
   for (const int c : order) {
     double closed = 0;
-    for (std::size_t i = 0; i < clusters.size(); ++i) closed += is_open[i] ? 0 : std::exp(clusters[i].priority);
-    if (closed / total < tau) break;
+    double captured = exact_mass;
+    for (std::size_t i = 0; i < clusters.size(); ++i) {
+      if (is_open[i]) {
+        captured += clusters[i].block->RowsOf(clusters[i].index) * std::exp(clusters[i].a);
+      } else {
+        closed += std::exp(clusters[i].priority);
+      }
+    }
+    if (closed / (closed + captured) < tau) break;
     is_open[c] = true;
     out.opened.push_back(c);
   }
