@@ -157,7 +157,9 @@ Status ExactAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
   const std::int64_t heads_per_task = single_heads ? 1 : shape.kv_heads;
   const std::int64_t tasks_per_piece = shape.kv_heads / heads_per_task;
 
-  ParallelFor(n_threads, split.n_pieces * tasks_per_piece, [&](std::int64_t task, int /*thread*/) {
+  const std::int64_t n_tasks = split.n_pieces * tasks_per_piece;
+
+  ParallelForAhead(n_threads, n_tasks, [&](std::int64_t task, std::int64_t next_task, int /*thread*/) {
     const std::int64_t piece = task / tasks_per_piece;
     const std::int64_t first_head = task % tasks_per_piece * heads_per_task;
     const std::int64_t end_head = first_head + heads_per_task;
@@ -180,20 +182,23 @@ Status ExactAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
       const std::int64_t next = NextBlock(visible, q.n_q, row + kBlockRows, end_row);
       args.n_rows = std::min(kBlockRows, end_row - row);
       args.first_bit = row;
+      // The block to fetch meanwhile: the next one of this task, else the first of the task that follows.
+      std::int64_t fetch = next;
+      int fetch_head = static_cast<int>(first_head);
+      if (next >= end_row && next_task < n_tasks) {
+        fetch = NextBlock(visible, q.n_q, next_task / tasks_per_piece * split.piece_rows, kv.n_kv);
+        fetch_head = static_cast<int>(next_task % tasks_per_piece * heads_per_task);
+      }
+      const std::int64_t n_fetch = std::clamp<std::int64_t>(kv.n_kv - fetch, 0, kBlockRows);
       for (std::int64_t head = first_head; head < end_head; ++head) {
         args.q = scratch.q + static_cast<std::size_t>(head) * vectors * dims;
         args.k = kv.KRow(row, static_cast<int>(head));
         args.v = kv.VRow(row, static_cast<int>(head));
-        if (next < end_row) {
-          const std::int64_t n_next = std::min(kBlockRows, end_row - next);
-          const std::int64_t part = head - first_head;
-          args.next_k = PartOfBlock(kv.KRow(next, static_cast<int>(first_head)), n_next, kv.k_row_stride,
-                                    kv.k_head_stride, part, heads_per_task);
-          args.next_v = PartOfBlock(kv.VRow(next, static_cast<int>(first_head)), n_next, kv.v_row_stride,
-                                    kv.v_head_stride, part, heads_per_task);
-        } else {
-          args.next_k = args.next_v = FetchHint();
-        }
+        const std::int64_t part = head - first_head;
+        args.next_k =
+            PartOfBlock(kv.KRow(fetch, fetch_head), n_fetch, kv.k_row_stride, kv.k_head_stride, part, heads_per_task);
+        args.next_v =
+            PartOfBlock(kv.VRow(fetch, fetch_head), n_fetch, kv.v_row_stride, kv.v_head_stride, part, heads_per_task);
         AttendRun(args, state_of(head, piece));
       }
       row = next;

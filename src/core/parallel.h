@@ -7,10 +7,10 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #if defined(__SANITIZE_THREAD__)
-#include <atomic>
 #include <thread>
 #include <vector>
 #endif
@@ -41,6 +41,36 @@ void ParallelFor(int n_threads, std::int64_t n_tasks, F&& fn) {
 #else
 #pragma omp parallel for num_threads(team) schedule(dynamic, 1)
   for (std::int64_t task = 0; task < n_tasks; ++task) fn(task, omp_get_thread_num());
+#endif
+}
+
+// The same, for tasks that fetch the memory of the one that follows on their thread: fn(task, next, thread) learns that
+// task, n_tasks when none follows. A thread has claimed `next` already, so tasks are handed out one ahead of need.
+template <class F>
+void ParallelForAhead(int n_threads, std::int64_t n_tasks, F&& fn) {
+  const int team = static_cast<int>(std::min<std::int64_t>(n_threads, n_tasks));
+  if (team <= 1 || omp_in_parallel() != 0) {
+    for (std::int64_t task = 0; task < n_tasks; ++task) fn(task, task + 1, 0);
+    return;
+  }
+  // Each thread starts on a task of its own, so that a thread that wakes early takes none from the others.
+  std::atomic<std::int64_t> unclaimed{team};
+  const auto work = [&](std::int64_t thread, std::int64_t threads) {
+    for (std::int64_t task = thread; task < n_tasks;) {
+      const bool own = task + threads < team;  // the team is smaller than asked for
+      const std::int64_t next = own ? task + threads : std::min(n_tasks, unclaimed.fetch_add(1));
+      fn(task, next, static_cast<int>(thread));
+      task = next;
+    }
+  };
+#if defined(__SANITIZE_THREAD__)
+  std::vector<std::thread> workers;
+  for (int thread = 1; thread < team; ++thread) workers.emplace_back(work, thread, team);
+  work(0, team);
+  for (std::thread& worker : workers) worker.join();
+#else
+#pragma omp parallel num_threads(team)
+  work(omp_get_thread_num(), omp_get_num_threads());
 #endif
 }
 

@@ -41,8 +41,8 @@ void EstimateBlock(const Block& block, int head_dim, int rank, int group, const 
   }
 }
 
-void OpenBestFirst(const float* priority, const float* log_tail, int n, double log_exact_mass, std::span<const float> taus,
-                   std::int32_t* order, double* mass, std::span<std::int32_t> counts) {
+void OpenBestFirst(const float* priority, const float* log_tail, int n, double log_exact_mass,
+                   std::span<const float> taus, std::int32_t* order, double* mass, std::span<std::int32_t> counts) {
   std::iota(order, order + n, 0);
   double gauge = log_exact_mass;
   bool finite = log_exact_mass < std::numeric_limits<double>::infinity();

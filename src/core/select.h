@@ -46,9 +46,10 @@ void EstimateBlock(const Block& block, int head_dim, int rank, int group, const 
 
 // The stop rule for one head, at every threshold of `taus` (largest first): counts[t] is the number of clusters opened
 // at taus[t], and order[0 ... counts.back()) are the opened ones, best first. log_exact_mass = log E, -inf for none.
-// log_tail[c] <= priority[c]. Where an estimate is not finite, everything is opened, in index order. order, mass: n values of scratch and result.
-void OpenBestFirst(const float* priority, const float* log_tail, int n, double log_exact_mass, std::span<const float> taus,
-                   std::int32_t* order, double* mass, std::span<std::int32_t> counts);
+// log_tail[c] <= priority[c]. Where an estimate is not finite, everything is opened, in index order. order, mass: n
+// values of scratch and result.
+void OpenBestFirst(const float* priority, const float* log_tail, int n, double log_exact_mass,
+                   std::span<const float> taus, std::int32_t* order, double* mass, std::span<std::int32_t> counts);
 
 // Folds the tail of the clusters of KV head kv_head that `opened` does not list for `head` into a state of one vector
 // (empty before). log_tail: of that head, indexed over the regions' clusters one after the other, like `opened`.

@@ -35,7 +35,8 @@ TEST(EstimateBlock, MatchesTheSecondCumulant) {
       for (float& x : squared) x *= x;
       // A stride wider than the block: blocks share one array.
       const std::int64_t stride = block.n_clusters + 3;
-      std::vector<float> log_tail(3 * stride), priority(3 * stride), scratch(EstimateScratch(3, block.n_clusters, rank));
+      std::vector<float> log_tail(3 * stride), priority(3 * stride),
+          scratch(EstimateScratch(3, block.n_clusters, rank));
       EstimateBlock(block, 24, rank, 3, qs.data(), squared.data(), {log_tail.data(), priority.data(), stride},
                     scratch.data());
       for (int h = 0; h < 3; ++h) {
@@ -140,7 +141,8 @@ TEST(OpenBestFirst, AnOverestimateDoesNotEndTheOpeningOfOthers) {
 
 TEST(OpenBestFirst, OpensEverythingWhereAnEstimateIsNotFinite) {
   for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
-    EXPECT_EQ(Opened(Tight({1.0f, bad, 0.0f}), 0.0, {0.5f, 0.1f}), (std::vector<std::vector<int>>{{0, 1, 2}, {0, 1, 2}}));
+    EXPECT_EQ(Opened(Tight({1.0f, bad, 0.0f}), 0.0, {0.5f, 0.1f}),
+              (std::vector<std::vector<int>>{{0, 1, 2}, {0, 1, 2}}));
     EXPECT_EQ(Opened(Tight({1.0f, 0.0f}), bad, {0.5f})[0], (std::vector<int>{0, 1}));
   }
 }
