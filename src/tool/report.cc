@@ -6,52 +6,44 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "records.h"
 #include "tool_error.h"
 
 namespace scsa::tool {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
 
 std::string Cell(const std::optional<double>& value, const char* format, double factor = 1.0) {
   if (!value) return "-";
   return fmt::format(fmt::runtime(format), *value * factor);
 }
 
-Json Number(const std::optional<double>& value) {
-  // JSON has no infinity; such a value says that nothing could be measured against.
-  if (!value || !std::isfinite(*value)) return nullptr;
-  return *value;
-}
-
-Json ResultObject(const RunInfo& info, const ArmResult& result) {
-  Json object;
+Record ResultObject(const RunInfo& info, const ArmResult& result) {
+  Record object;
   object["model"] = info.model;
   object["context"] = result.context;
   object["arm"] = ArmName(result.arm);
-  object["preset"] = result.arm == Arm::kScsa ? Json(info.preset) : Json(nullptr);
-  object["tolerance"] = result.arm == Arm::kScsa ? Json(info.tolerance) : Json(nullptr);
+  object["preset"] = result.arm == Arm::kScsa ? Record(info.preset) : Record(nullptr);
+  object["tolerance"] = result.arm == Arm::kScsa ? Record(info.tolerance) : Record(nullptr);
   object["tok_s"] = result.tok_s;
   object["ms_median"] = result.ms_median;
   object["ms_p99"] = result.ms_p99;
-  object["attn_ms"] = Number(result.attn_ms);
-  object["attn_ms_source"] = result.attn_ms ? Json(result.attn_ms_source) : Json(nullptr);
-  object["speedup_vs_llama"] = Number(result.speedup_vs_llama);
-  object["agreement"] = Number(result.agreement);
-  object["kl_mean"] = Number(result.kl_mean);
-  object["nll_delta"] = Number(result.nll_delta);
-  object["attn_err_mean"] = Number(result.attn_err_mean);
-  object["attn_err_p99"] = Number(result.attn_err_p99);
-  object["rows_read"] = Number(result.rows_read);
-  object["bytes_read"] = Number(result.bytes_read);
+  object["attn_ms"] = RecordNumber(result.attn_ms);
+  object["attn_ms_source"] = result.attn_ms ? Record(result.attn_ms_source) : Record(nullptr);
+  object["speedup_vs_llama"] = RecordNumber(result.speedup_vs_llama);
+  object["agreement"] = RecordNumber(result.agreement);
+  object["kl_mean"] = RecordNumber(result.kl_mean);
+  object["nll_delta"] = RecordNumber(result.nll_delta);
+  object["attn_err_mean"] = RecordNumber(result.attn_err_mean);
+  object["attn_err_p99"] = RecordNumber(result.attn_err_p99);
+  object["rows_read"] = RecordNumber(result.rows_read);
+  object["bytes_read"] = RecordNumber(result.bytes_read);
   object["plan_build_ms"] = result.plan_build_ms;
   object["plan_bytes"] = result.plan_bytes;
   object["sparse_calls"] = result.stats.sparse_calls;
@@ -60,13 +52,13 @@ Json ResultObject(const RunInfo& info, const ArmResult& result) {
   object["dropped_blocks"] = result.stats.dropped_blocks;
   object["failures"] = result.stats.failures;
   const auto roofline = [&](double (Roofline::*value)() const) {
-    return result.roofline ? Number((*result.roofline.*value)()) : Json(nullptr);
+    return result.roofline ? RecordNumber((*result.roofline.*value)()) : Record(nullptr);
   };
   object["roofline_ms"] = roofline(&Roofline::LimitMs);
   object["roofline_share"] = roofline(&Roofline::Share);
-  object["multiply_adds"] = result.roofline ? Json(result.roofline->multiply_adds) : Json(nullptr);
-  object["read_bandwidth"] = result.roofline ? Json(result.roofline->bandwidth) : Json(nullptr);
-  object["multiply_add_rate"] = result.roofline ? Json(result.roofline->multiply_add_rate) : Json(nullptr);
+  object["multiply_adds"] = result.roofline ? Record(result.roofline->multiply_adds) : Record(nullptr);
+  object["read_bandwidth"] = result.roofline ? Record(result.roofline->bandwidth) : Record(nullptr);
+  object["multiply_add_rate"] = result.roofline ? Record(result.roofline->multiply_add_rate) : Record(nullptr);
   object["warmup_steps"] = result.warmup_steps;
   object["steps"] = result.steps;
   object["threads"] = info.threads;
@@ -77,14 +69,10 @@ Json ResultObject(const RunInfo& info, const ArmResult& result) {
   return object;
 }
 
-std::string CsvCell(const Json& value) {
-  if (value.is_null()) return "";
-  if (!value.is_string()) return value.dump();
-  const auto& text = value.get_ref<const std::string&>();
-  if (text.find_first_of(",\"\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + '"';
+std::vector<Record> Records(const RunInfo& info, std::span<const ArmResult> results) {
+  std::vector<Record> records;
+  for (const ArmResult& result : results) records.push_back(ResultObject(info, result));
+  return records;
 }
 
 }  // namespace
@@ -141,26 +129,11 @@ std::string RooflineText(std::span<const ArmResult> results) {
 }
 
 std::string ResultsJson(const RunInfo& info, std::span<const ArmResult> results) {
-  Json array = Json::array();
-  for (const ArmResult& result : results) array.push_back(ResultObject(info, result));
-  return array.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+  return RecordsJson(Records(info, results));
 }
 
 std::string ResultsCsv(const RunInfo& info, std::span<const ArmResult> results) {
-  std::string text;
-  for (const ArmResult& result : results) {
-    const Json object = ResultObject(info, result);
-    std::string header;
-    std::string line;
-    for (const auto& [key, value] : object.items()) {
-      const char* separator = header.empty() ? "" : ",";
-      header += separator + key;
-      line += separator + CsvCell(value);
-    }
-    if (text.empty()) text = header + '\n';
-    text += line + '\n';
-  }
-  return text;
+  return RecordsCsv(Records(info, results));
 }
 
 void CheckWritable(const std::string& path, std::string_view option) {
@@ -177,11 +150,11 @@ void CheckWritable(const std::string& path, std::string_view option) {
   if (!problem.empty()) throw ToolError(fmt::format("{}: cannot write {}: {}", option, path, problem));
 }
 
-void WriteFileAtomically(const std::string& path, std::string_view content) {
+void WriteFileAtomically(const std::string& path, const std::function<void(std::ostream&)>& write) {
   const std::string temporary = fmt::format("{}.{}.tmp", path, getpid());
   std::error_code error;
   std::ofstream file(temporary, std::ios::binary);
-  file << content;
+  write(file);
   file.close();
   if (file) fs::rename(temporary, path, error);
   if (!file || error) {
@@ -189,6 +162,10 @@ void WriteFileAtomically(const std::string& path, std::string_view content) {
     fs::remove(temporary, ignored);
     throw ToolError(fmt::format("cannot write {}: is the disk full?", path));
   }
+}
+
+void WriteFileAtomically(const std::string& path, std::string_view content) {
+  WriteFileAtomically(path, [content](std::ostream& file) { file << content; });
 }
 
 }  // namespace scsa::tool

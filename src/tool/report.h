@@ -3,6 +3,8 @@
 // What `scsa bench decode` prints: an aligned table, CSV or JSON.
 #pragma once
 
+#include <functional>
+#include <ostream>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,7 +42,9 @@ std::string ResultsCsv(const RunInfo& info, std::span<const ArmResult> results);
 
 // Throws ToolError when a file could not be written there (checked before long work).
 void CheckWritable(const std::string& path, std::string_view option);
-// Writes the whole file or leaves the old one. ToolError on failure.
+// Writes the whole file or leaves the old one. ToolError on failure. `write` puts the content into the stream; it need
+// not check for errors.
+void WriteFileAtomically(const std::string& path, const std::function<void(std::ostream&)>& write);
 void WriteFileAtomically(const std::string& path, std::string_view content);
 
 }  // namespace scsa::tool
