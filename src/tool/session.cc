@@ -57,6 +57,11 @@ std::string Model::name() const {
   return file.extension() == ".gguf" ? file.stem().string() : file.string();
 }
 
+std::string Model::MetadataText(const char* key) const {
+  char text[256];
+  return llama_model_meta_val_str(model_.get(), key, text, sizeof(text)) < 0 ? "" : text;
+}
+
 std::uint64_t Model::Fingerprint() const {
   Hash hash;
   std::vector<char> buffer(1 << 16);

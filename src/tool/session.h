@@ -28,6 +28,8 @@ class Model {
   int n_vocab() const { return llama_vocab_n_tokens(vocab()); }
   const std::string& path() const { return path_; }
   std::string name() const;  // file name without folder and ".gguf"
+  // Value of a metadata key of the file as text; empty when there is none.
+  std::string MetadataText(const char* key) const;
   // Of the file's size, its metadata and samples of its content: independent of its place and dates.
   std::uint64_t Fingerprint() const;
 

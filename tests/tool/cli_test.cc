@@ -57,8 +57,13 @@ TEST_F(CliTest, VersionAndHelp) {
   const CommandResult version = Scsa({"--version"});
   EXPECT_EQ(version.status, 0);
   EXPECT_EQ(version.out.rfind("scsa ", 0), 0u) << version.out;
-  for (const std::vector<std::string>& command :
-       {std::vector<std::string>{}, {"run"}, {"bench"}, {"bench", "decode"}, {"exec"}}) {
+  for (const std::vector<std::string>& command : {std::vector<std::string>{},
+                                                  {"run"},
+                                                  {"bench"},
+                                                  {"bench", "decode"},
+                                                  {"bench", "quality"},
+                                                  {"capture"},
+                                                  {"exec"}}) {
     std::vector<std::string> arguments = command;
     arguments.push_back("--help");
     const CommandResult help = Scsa(arguments);
@@ -103,6 +108,23 @@ TEST_F(CliTest, PlacesThatCannotBeWritten) {
   ExpectOneLineError(Bench({"--state-dir", text_}), "--state-dir: cannot create");
   ExpectOneLineError(Bench({"--csv", "--json", "-"}), "give one of them");
   EXPECT_FALSE(fs::exists(Path("r.json")));
+}
+
+TEST_F(CliTest, CaptureErrors) {
+  const auto capture = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"capture", "-m", Path("none.gguf"), "-f", text_, "-o", Path("c.gguf")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Scsa(arguments);
+  };
+  ExpectOneLineError(capture({}), "model file not found");
+  ExpectOneLineError(capture({"--layers", "2,x"}), "--layers: \"x\"");
+  ExpectOneLineError(capture({"-c", "100"}), "--context");
+  ExpectOneLineError(capture({"-n", "0"}), "--steps");
+  ExpectOneLineError(capture({"-o", Path("no_folder/c.gguf")}), "-o: cannot write");
+  ExpectOneLineError(capture({"-o", text_}), "give --force to replace it");
+  ExpectOneLineError(capture({"-o", text_, "--force"}), "model file not found");
+  ExpectOneLineError(capture({"-f", Path("none.txt")}), "text file not found");
+  ExpectOneLineError(Scsa({"capture", "-m", "x", "-f", text_}), "--output is required");
 }
 
 TEST_F(CliTest, PluginThatIsNotThere) {
