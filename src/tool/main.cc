@@ -39,12 +39,14 @@ int Main(int argc, char** argv) {
       "  scsa run -m model.gguf -f report.txt -p \"What does the report recommend?\" -n 200\n"
       "  scsa bench decode -m model.gguf -f report.txt -c 1000,8000\n"
       "  scsa capture -m model.gguf -f report.txt -o model.capture.gguf\n"
+      "  scsa bench quality --capture model.capture.gguf\n"
       "  scsa exec --stats -- llama-server -m model.gguf\n"
       "'scsa COMMAND --help' explains a command.");
   scsa::tool::AddRunCommand(app);
   CLI::App* bench = app.add_subcommand("bench", "Measure speed and quality");
   bench->require_subcommand(1);
   scsa::tool::AddBenchDecodeCommand(*bench);
+  scsa::tool::AddBenchQualityCommand(*bench);
   scsa::tool::AddCaptureCommand(app);
   scsa::tool::AddExecCommand(app, std::move(program));
 

@@ -127,6 +127,16 @@ TEST_F(CliTest, CaptureErrors) {
   ExpectOneLineError(Scsa({"capture", "-m", "x", "-f", text_}), "--output is required");
 }
 
+TEST_F(CliTest, BenchQualityErrors) {
+  ExpectOneLineError(Scsa({"bench", "quality"}), "--capture is required");
+  ExpectOneLineError(Scsa({"bench", "quality", "--capture", Path("none.gguf")}), "capture file not found");
+  ExpectOneLineError(Scsa({"bench", "quality", "--capture", text_}), "no GGUF");
+  ExpectOneLineError(Scsa({"bench", "quality", "--capture", text_, "--tolerance", "0"}), "--tolerance");
+  ExpectOneLineError(Scsa({"bench", "quality", "--capture", text_, "--csv", "--json", "-"}), "give one of them");
+  ExpectOneLineError(Scsa({"bench", "quality", "--capture", text_, "--json", Path("no_folder/r.json")}),
+                     "--json: cannot write");
+}
+
 TEST_F(CliTest, PluginThatIsNotThere) {
   ExpectOneLineError(Scsa({"run", "-m", text_, "-p", "q"}, {"SCSA_PLUGIN=" + Path("none.so")}), "SCSA_PLUGIN names");
   ExpectOneLineError(Scsa({"run", "-m", text_, "-p", "q"}, {"SCSA_PLUGIN=" + text_}), "cannot load");

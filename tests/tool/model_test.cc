@@ -160,6 +160,62 @@ TEST_F(ModelTest, BenchDecodeRefusesWhatDoesNotFit) {
   EXPECT_NE(error.find("4130 are needed"), std::string::npos) << error;
 }
 
+TEST_F(ModelTest, CaptureRecordsARunThatBenchQualityMeasures) {
+  std::vector<std::string> command = {
+      "capture", "-m", SCSA_TEST_MODEL, "-f",          Path("text.txt"), "-c", "600", "-n",
+      "34",      "-o", Path("c.gguf"),  "--state-dir", Path("states")};
+  const CommandResult first = Scsa(command);
+  ASSERT_EQ(first.status, 0) << first.err;
+  EXPECT_EQ(first.err, "");
+  // SmolLM2 has 30 layers.
+  EXPECT_NE(first.out.find("layers 2,8,14,20,26, 34 steps from 601 cached rows on"), std::string::npos) << first.out;
+  const std::uintmax_t size = fs::file_size(Path("c.gguf"));
+  // K and V: 634 rows, 3 heads, 64 values of 2 bytes; Q: 34 steps, 9 heads, 64 values of 4 bytes; 5 layers; a header.
+  EXPECT_NEAR(static_cast<double>(size), 5.0 * (2 * 634 * 3 * 64 * 2 + 34 * 9 * 64 * 4), 4096);
+
+  EXPECT_NE(OneError(Scsa(command)).find("give --force"), std::string::npos);
+  const auto time = fs::last_write_time(Path("c.gguf"));
+  command.insert(command.end(), {"--force", "--layers", "29,2"});
+  ASSERT_EQ(Scsa(command).status, 0);
+  EXPECT_GT(fs::last_write_time(Path("c.gguf")), time);
+  command.back() = "2,30";
+  EXPECT_NE(OneError(Scsa(command)).find("no attention layer 30: choose from 0 to 29"), std::string::npos);
+  command[6] = "8170";
+  EXPECT_NE(OneError(Scsa(command)).find("the model's context holds 8192"), std::string::npos);
+  command[6] = "4000";
+  EXPECT_NE(OneError(Scsa(command)).find("4034 are needed"), std::string::npos);
+
+  const CommandResult measured = Scsa({"bench", "quality", "--capture", Path("c.gguf"), Path("c.gguf"), "--json", "-"});
+  ASSERT_EQ(measured.status, 0) << measured.err;
+  const json results = json::parse(measured.out);
+  ASSERT_EQ(results.size(), 2u * (2 + 3 * 3));
+  for (const json& result : results) {
+    SCOPED_TRACE(result.dump());
+    EXPECT_EQ(result["model"], "SmolLM2-135M-Instruct.Q4_1");
+    EXPECT_EQ(result["architecture"], "llama");
+    EXPECT_EQ(result["layers"], "2 29");
+    EXPECT_EQ(result["n_kv"], 601);
+    EXPECT_EQ(result["steps"], 2);
+    EXPECT_GE(result["err_mean"].get<double>(), 0.0);
+    EXPECT_LE(result["err_median"].get<double>(), result["err_p99"].get<double>());
+  }
+  EXPECT_EQ(results[0]["method"], "fast");
+  EXPECT_LT(results[0]["rows_read"].get<double>(), 1.0);
+  EXPECT_LT(results[0]["err_mean"].get<double>(), 0.1);
+  EXPECT_EQ(results[0]["err_mean"], results[11]["err_mean"]);
+
+  const CommandResult csv = Scsa({"bench", "quality", "--capture", Path("c.gguf"), "--csv"});
+  EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 12) << csv.out;
+
+  // Too few steps to measure anything; a model is no capture.
+  command[6] = "600";
+  command[8] = "32";
+  command.back() = "2";
+  ASSERT_EQ(Scsa(command).status, 0);
+  EXPECT_NE(OneError(Scsa({"bench", "quality", "--capture", Path("c.gguf")})).find("has 32 steps"), std::string::npos);
+  EXPECT_NE(OneError(Scsa({"bench", "quality", "--capture", SCSA_TEST_MODEL})).find("no capture"), std::string::npos);
+}
+
 TEST_F(ModelTest, ACutOffModelIsOneLine) {
   const std::string path = Path("cut.gguf");
   fs::copy_file(SCSA_TEST_MODEL, path);
