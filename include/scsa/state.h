@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "scsa/layer.h"
+#include "scsa/taus.h"
 
 namespace scsa {
 
@@ -24,11 +25,16 @@ class State {
   Status StartCalibration(float tolerance);
   Status FinishCalibration();
 
-  // Thresholds as JSON: {"layer:head": tau, ...}, heads as Layer::taus() counts them. Loading takes any subset of them;
-  // a malformed text, an index out of range or a tau outside [0, 1] is kParseError or kInvalidArgument and changes
-  // nothing. Writing gives an empty text when memory runs out.
-  std::string TausToJson() const;
-  Status LoadTausJson(std::string_view text);
+  // Thresholds with their origin as JSON (scsa/taus.h, docs/operator.md): of `model`, architecture and metadata_hash
+  // are written where they are not empty; its numbers are the state's own. The tolerance is that of the last window
+  // that FinishCalibration closed, or of the last text loaded. Gives an empty text when memory runs out or FormatTaus
+  // refuses a value.
+  std::string TausToJson(const ModelIdentity& model = {}) const;
+  // Takes thresholds from such a text, or from a bare {"layer:head": tau, ...}, of which any subset will do; a head
+  // that the text does not name keeps its threshold. A text that is malformed, of another preset, Config, number of
+  // layers or heads, or of another model than `model` (where both sides know) is refused as ParseTaus, CheckTausConfig
+  // and CheckTausModel say, and changes nothing.
+  Status LoadTausJson(std::string_view text, const ModelIdentity& model = {});
 
   void set_serial(bool serial);
   LayerStats stats() const;  // summed over the layers

@@ -2,10 +2,10 @@
 #include "scsa/state.h"
 
 #include <new>
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
-
-#include "core/taus_json.h"
 
 namespace scsa {
 namespace {
@@ -31,7 +31,19 @@ void Add(const LayerStats& from, LayerStats* to) {
 }  // namespace
 
 struct State::Impl {
+  // `model` with the dimensions of this state. Throws std::bad_alloc.
+  ModelIdentity Complete(ModelIdentity model) const {
+    const Shape& shape = layers.front()->shape();
+    model.layers = static_cast<int>(layers.size());
+    model.q_heads = shape.q_heads;
+    model.kv_heads = shape.kv_heads;
+    model.head_dim = shape.head_dim;
+    return model;
+  }
+
   std::vector<std::unique_ptr<Layer>> layers;
+  float window_tolerance = 0;      // of the open window
+  std::optional<float> tolerance;  // behind the present thresholds
 };
 
 State::State(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -63,6 +75,7 @@ Status State::StartCalibration(float tolerance) {
   for (const auto& layer : impl_->layers) {
     if (Status status = layer->StartCalibration(tolerance); !status.ok()) return status;
   }
+  impl_->window_tolerance = tolerance;
   return Status::Ok();
 }
 
@@ -76,32 +89,48 @@ Status State::FinishCalibration() {
   for (const auto& layer : impl_->layers) {
     if (Status status = layer->FinishCalibration(); !status.ok()) return status;
   }
+  impl_->tolerance = impl_->window_tolerance;
   return Status::Ok();
 }
 
-std::string State::TausToJson() const {
+std::string State::TausToJson(const ModelIdentity& model) const {
   try {
-    std::vector<TauEntry> entries;
+    TausFile file;
+    file.config = layer(0).config();
+    file.tolerance = impl_->tolerance;
+    file.model = impl_->Complete(model);
     for (int i = 0; i < num_layers(); ++i) {
       const std::span<const float> taus = layer(i).taus();
-      for (std::size_t h = 0; h < taus.size(); ++h) entries.push_back({i, static_cast<int>(h), taus[h]});
+      for (std::size_t h = 0; h < taus.size(); ++h) file.taus.push_back({i, static_cast<int>(h), taus[h]});
     }
-    return FormatTausJson(entries);
+    std::string text;
+    return FormatTaus(file, &text).ok() ? text : std::string();
   } catch (const std::bad_alloc&) {
     return {};
   }
 }
 
-Status State::LoadTausJson(std::string_view text) {
-  std::vector<TauEntry> entries;
-  if (Status status = ParseTausJson(text, num_layers(), static_cast<int>(layer(0).taus().size()), &entries);
-      !status.ok()) {
-    return status;
+Status State::LoadTausJson(std::string_view text, const ModelIdentity& model) {
+  try {
+    TausFile file;
+    if (Status status = ParseTaus(text, &file); !status.ok()) return status;
+    if (Status status = CheckTausConfig(file, layer(0).config()); !status.ok()) return status;
+    if (Status status = CheckTausModel(file, impl_->Complete(model)); !status.ok()) return status;
+    const int heads = static_cast<int>(layer(0).taus().size());
+    for (const TauEntry& entry : file.taus) {
+      if (entry.layer < num_layers() && entry.head < heads) continue;
+      return Status::Invalid("taus JSON: head " + std::to_string(entry.head) + " of layer " +
+                             std::to_string(entry.layer) + " does not exist: there are " +
+                             std::to_string(num_layers()) + " layers with " + std::to_string(heads) + " thresholds");
+    }
+    for (const TauEntry& entry : file.taus) {
+      if (Status status = layer(entry.layer).SetTau(entry.head, entry.tau); !status.ok()) return status;
+    }
+    impl_->tolerance = file.tolerance;
+    return Status::Ok();
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kOutOfMemory, "no memory to take thresholds over"};
   }
-  for (const TauEntry& entry : entries) {
-    if (Status status = layer(entry.layer).SetTau(entry.head, entry.tau); !status.ok()) return status;
-  }
-  return Status::Ok();
 }
 
 void State::set_serial(bool serial) {

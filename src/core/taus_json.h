@@ -1,33 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Thresholds as JSON text: {"layer:head": tau, ...}.
+// What reading, writing and comparing thresholds share: the parameters that belong to a file of them.
 #pragma once
 
-#include <cstddef>
-#include <span>
-#include <string>
-#include <string_view>
-#include <vector>
-
-#include "scsa/status.h"
+#include "scsa/config.h"
 
 namespace scsa {
 
-struct TauEntry {
-  int layer = 0;
-  int head = 0;  // query head
-  float tau = 0;
-};
+// Visits the members of `config` (a Config, const or not) on which thresholds of its preset depend, as
+// visitor(name, member). This is the list: a parameter that changes what a threshold means belongs here, and
+// kTausVersion is raised with it.
+template <typename ConfigType, typename Visitor>
+void VisitTausConfig(ConfigType& config, Visitor visitor) {
+  visitor("cluster_size", config.cluster_size);
+  visitor("block_size", config.block_size);
+  visitor("sink", config.sink);
+  visitor("recent", config.recent);
+  visitor("packed_format", config.packed_format);
+  visitor("power_iterations", config.power_iterations);
+  visitor("statistic", config.statistic);
+  if (config.preset == Preset::kFast) {
+    visitor("kmeans_rounds", config.kmeans_rounds);
+    visitor("tail_shrink", config.tail_shrink);
+  } else {
+    visitor("rebuild_interval", config.rebuild_interval);
+    visitor("rank", config.rank);
+  }
+}
 
-inline constexpr std::size_t kMaxTausJsonBytes = std::size_t{16} << 20;
-
-// Parses one JSON object whose keys are "layer:head" (plain decimal digits) and whose values are numbers in [0, 1].
-// Strict: no other value types and so no nesting, no escapes in keys, no duplicates, nothing after the object, at most
-// kMaxTausJsonBytes. kParseError for a malformed text, kInvalidArgument for an index or tau out of range; the message
-// names line and column. `entries` is untouched then. kOutOfMemory.
-Status ParseTausJson(std::string_view text, int num_layers, int q_heads, std::vector<TauEntry>* entries);
-
-// One entry per line, shortest digits that parse back to the same float. Throws std::bad_alloc.
-std::string FormatTausJson(std::span<const TauEntry> entries);
+// Values of the two enumerations among them, in the order of their enumerators.
+inline constexpr const char* kPackedFormatNames[] = {"q8_0", "f16", "none"};
+inline constexpr const char* kStatisticNames[] = {"median", "mean"};
 
 }  // namespace scsa

@@ -101,13 +101,21 @@ TEST(State, TausTravelAsJson) {
   auto state = NewState(2);
   ASSERT_TRUE(state->layer(0).SetTau(1, 0.125f).ok());
   ASSERT_TRUE(state->layer(1).SetTau(3, 0.5f).ok());
-  const std::string text = state->TausToJson();
-  EXPECT_EQ(text,
-            "{\n  \"0:0\": 0.05,\n  \"0:1\": 0.125,\n  \"0:2\": 0.05,\n  \"0:3\": 0.05,\n"
-            "  \"1:0\": 0.05,\n  \"1:1\": 0.05,\n  \"1:2\": 0.05,\n  \"1:3\": 0.5\n}\n");
+  EXPECT_EQ(state->TausToJson(),
+            "{\n  \"format\": \"scsa-taus\",\n  \"version\": 1,\n  \"preset\": \"seed\",\n"
+            "  \"config\": {\"cluster_size\": 16, \"block_size\": 256, \"sink\": 4, \"recent\": 32, "
+            "\"packed_format\": \"q8_0\", \"power_iterations\": 4, \"statistic\": \"median\", "
+            "\"rebuild_interval\": 64, \"rank\": 2},\n"
+            "  \"model\": {\"layers\": 2, \"q_heads\": 4, \"kv_heads\": 2, \"head_dim\": 16},\n  \"taus\": {\n"
+            "    \"0:0\": 0.05,\n    \"0:1\": 0.125,\n    \"0:2\": 0.05,\n    \"0:3\": 0.05,\n"
+            "    \"1:0\": 0.05,\n    \"1:1\": 0.05,\n    \"1:2\": 0.05,\n    \"1:3\": 0.5\n  }\n}\n");
+  ModelIdentity model;
+  model.architecture = "llama";
+  model.metadata_hash = "cafe";
+  const std::string text = state->TausToJson(model);
   auto other = NewState(2);
-  ASSERT_TRUE(other->LoadTausJson(text).ok());
-  EXPECT_EQ(other->TausToJson(), text);
+  ASSERT_TRUE(other->LoadTausJson(text, model).ok());
+  EXPECT_EQ(other->TausToJson(model), text);
   // A subset changes only what it names; an error changes nothing at all.
   ASSERT_TRUE(other->LoadTausJson("{\"1:0\": 0.25}").ok());
   EXPECT_EQ(other->layer(1).taus()[0], 0.25f);
@@ -118,6 +126,47 @@ TEST(State, TausTravelAsJson) {
   EXPECT_EQ(other->LoadTausJson("{\"1:0\": 0.75, \"1:1\": 1.5}").code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(other->LoadTausJson("{\"1:0\": 0.75").code(), StatusCode::kParseError);
   EXPECT_EQ(other->TausToJson(), before);
+}
+
+TEST(State, ThresholdsOfAnotherOriginAreRefused) {
+  ModelIdentity model;
+  model.metadata_hash = "cafe";
+  auto state = NewState(2);
+  const std::string text = state->TausToJson(model);
+  const auto expect_refused = [&text](State& other, const ModelIdentity& here, const std::string& part) {
+    ASSERT_TRUE(other.layer(0).SetTau(0, 0.75f).ok());
+    const Status status = other.LoadTausJson(text, here);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+    EXPECT_EQ(other.layer(0).taus()[0], 0.75f);
+  };
+  expect_refused(*NewState(3), {}, "layers 2, here it is 3");
+  ModelIdentity another = model;
+  another.metadata_hash = "beef";
+  expect_refused(*NewState(2), another, "metadata_hash cafe, here it is beef");
+  std::unique_ptr<State> other;
+  Config config = SmallConfig();
+  config.rank = 1;
+  ASSERT_TRUE(State::Create(2, kShape, config, &other).ok());
+  expect_refused(*other, {}, "rank 2, here it is 1");
+  ASSERT_TRUE(State::Create(2, {8, 2, 16}, SmallConfig(), &other).ok());
+  expect_refused(*other, {}, "q_heads 4, here it is 8");
+  ASSERT_TRUE(State::Create(2, kShape, ConfigFor(Preset::kFast), &other).ok());
+  expect_refused(*other, {}, "preset seed, here it is fast");
+}
+
+TEST(State, TheToleranceTravelsWithTheThresholds) {
+  const SyntheticCache cache(kShape, 400, DType::kF16, 5);
+  auto state = NewState(1);
+  ASSERT_TRUE(state->StartCalibration(0.0625f).ok());
+  Step(*state, cache, 1);
+  EXPECT_EQ(state->TausToJson().find("tolerance"), std::string::npos);
+  ASSERT_TRUE(state->FinishCalibration().ok());
+  const std::string text = state->TausToJson();
+  EXPECT_NE(text.find("\"tolerance\": 0.0625,"), std::string::npos) << text;
+  auto other = NewState(1);
+  ASSERT_TRUE(other->LoadTausJson(text).ok());
+  EXPECT_EQ(other->TausToJson(), text);
 }
 
 TEST(State, SerialGivesTheSameThresholds) {
