@@ -14,10 +14,11 @@ extern "C" {
 #endif
 
 /* Sets one option by the lower-case name of its environment variable without the SCSA_ prefix: "mode" (auto, exact,
- * off, limit), "preset" (fast, seed), "tolerance" (0 ... 1), "calibrate" (steps), "crossover" (cached rows), "stats"
- * (0, 1). Returns NULL, or one line that says what is wrong (static or thread-local storage, valid until this thread's
- * next call); then nothing was changed. "mode" takes effect at once for nodes that the plugin already holds, and for
- * others when llama.cpp next builds a graph. Options of the operator hold for layers first seen afterwards. */
+ * off, limit), "preset" (fast, seed), "tolerance" (0 ... 1), "calibrate" (steps), "crossover" (cached rows), "taus" (a
+ * file of thresholds, read at once; empty: none), "stats" (0, 1). Returns NULL, or one line that says what is wrong
+ * (static or thread-local storage, valid until this thread's next call); then nothing was changed. "mode" takes effect
+ * at once for nodes that the plugin already holds, and for others when llama.cpp next builds a graph. Options of the
+ * operator hold for layers first seen afterwards. */
 typedef const char* (*scsa_plugin_set_t)(const char* name, const char* value);
 #define SCSA_PLUGIN_SET "scsa_plugin_set"
 
@@ -44,6 +45,14 @@ struct scsa_plugin_stats {
 };
 typedef void (*scsa_plugin_get_stats_t)(struct scsa_plugin_stats* stats);
 #define SCSA_PLUGIN_GET_STATS "scsa_plugin_get_stats"
+
+/* The thresholds that are frozen now, calibrated or from a file, as JSON with their origin (docs/operator.md) but
+ * without "model", which the plugin does not know: of all layers that exist and were made with the preset in force.
+ * Where several contexts hold a layer, those of the one made last. Writes at most size bytes, the terminating 0
+ * included, and returns the length of the whole text without it; 0 when no layer has thresholds or memory runs out, and
+ * then nothing is written. text may be NULL when size is 0. Must not be called from an observer. */
+typedef size_t (*scsa_plugin_get_taus_t)(char* text, size_t size);
+#define SCSA_PLUGIN_GET_TAUS "scsa_plugin_get_taus"
 
 /* One attention node just computed. Pointers are valid during the callback only. Row types are ggml_type values;
  * strides are bytes for K and V, floats for q and out. q and out: vector of query row i, query head h at data + i *

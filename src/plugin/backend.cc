@@ -4,6 +4,7 @@
 // backend instance per context.
 #include "plugin/backend.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <string>
@@ -125,6 +126,23 @@ const char* PluginSet(const char* name, const char* value) {
 
 void PluginGetStats(scsa_plugin_stats* stats) { GetStats(stats); }
 
+std::size_t PluginGetTaus(char* text, std::size_t size) {
+  try {
+    const TausFile file = LayerTable::Get().Thresholds();
+    std::string json;
+    if (file.taus.empty() || !FormatTaus(file, &json).ok()) return 0;
+    if (size > 0) {
+      const std::size_t n = std::min(json.size(), size - 1);
+      std::memcpy(text, json.data(), n);
+      text[n] = '\0';
+    }
+    return json.size();
+  } catch (const std::bad_alloc&) {
+    LogOnce("out of memory when thresholds were asked for");
+    return 0;
+  }
+}
+
 void PluginSetObserver(scsa_plugin_observer_t observer, void* user) { SetObserver(observer, user); }
 
 // Registry entry.
@@ -155,6 +173,7 @@ void* RegGetProcAddress(ggml_backend_reg_t, const char* name) {
   if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) return reinterpret_cast<void*>(BackendSetThreads);
   if (std::strcmp(name, SCSA_PLUGIN_SET) == 0) return reinterpret_cast<void*>(PluginSet);
   if (std::strcmp(name, SCSA_PLUGIN_GET_STATS) == 0) return reinterpret_cast<void*>(PluginGetStats);
+  if (std::strcmp(name, SCSA_PLUGIN_GET_TAUS) == 0) return reinterpret_cast<void*>(PluginGetTaus);
   if (std::strcmp(name, SCSA_PLUGIN_SET_OBSERVER) == 0) return reinterpret_cast<void*>(PluginSetObserver);
   return nullptr;
 }

@@ -37,12 +37,15 @@ std::string SetUp(const void* caller) {
   if (!error.empty()) return error;
   // Another copy of this library, at another path, got here first.
   if (Ggml().reg_by_name(kBackendName) != nullptr) return "another copy of the plugin is loaded already";
+  const std::string no_taus = TausFromEnvironment(&options);
+  if (!no_taus.empty()) Log(no_taus + "; calibrating instead");
   InstallOptions(options);
   char line[256];
-  std::snprintf(line, sizeof(line), "scsa %s: %s, mode %s, preset %s, tolerance %g\n", SCSA_VERSION,
+  std::snprintf(line, sizeof(line), "scsa %s: %s, mode %s, preset %s, tolerance %g", SCSA_VERSION,
                 ActiveTarget().c_str(), ModeName(options.mode), PresetName(options.config.preset),
                 static_cast<double>(options.tolerance));
-  std::fputs(line, stderr);
+  const std::string taus = options.taus == nullptr ? "" : ", thresholds from " + options.taus->path;
+  std::fprintf(stderr, "%s%s\n", line, taus.c_str());
   std::atexit(PrintSummaryAtExit);
   return {};
 }

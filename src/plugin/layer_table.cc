@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <new>
 
 #include "plugin/stats.h"
@@ -48,17 +49,40 @@ LayerKey KeyOf(const AttentionNode& node, int stream) {
 
 CachedLayer::~CachedLayer() {
   Count(GlobalCounters().plan_bytes, 0 - plan_bytes_);
-  if (calibrated_) Count(GlobalCounters().calibrated_layers, std::uint64_t{0} - 1);
+  SetCalibrated(false);
 }
 
-Status CachedLayer::Init(const Options& options) {
+Status CachedLayer::Init(const Options& options, std::span<const float> taus) {
   Status status = Layer::Create(key_.shape, options.config, &layer_);
   if (!status.ok()) return status;
   seen_.assign(Words(key_.rows), 0);
   written_.assign(Words(key_.rows), 0);
+  if (taus.empty()) return StartOver(options);
+  for (std::size_t head = 0; head < taus.size(); ++head) {
+    status = layer_->SetTau(static_cast<int>(head), taus[head]);
+    if (!status.ok()) return status;
+  }
+  tolerance_ = options.taus->file.tolerance;
+  SetCalibrated(true);
+  return Status::Ok();
+}
+
+Status CachedLayer::StartOver(const Options& options) {
+  SetCalibrated(false);
+  tolerance_ = options.tolerance;
   calibrate_ = options.calibrate;
   if (calibrate_ > 0) return layer_->StartCalibration(options.tolerance);
+  for (std::size_t head = 0; head < layer_->taus().size(); ++head) {
+    const Status status = layer_->SetTau(static_cast<int>(head), options.config.tau_default);
+    if (!status.ok()) return status;
+  }
   return Status::Ok();
+}
+
+void CachedLayer::SetCalibrated(bool calibrated) {
+  if (calibrated == calibrated_) return;
+  calibrated_ = calibrated;
+  Count(GlobalCounters().calibrated_layers, calibrated ? 1 : std::uint64_t{0} - 1);
 }
 
 void CachedLayer::NoteWrites(std::span<const std::int64_t> rows) {
@@ -126,8 +150,7 @@ Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uin
   if (layer_->calibrating() && layer_->calibration_steps() >= calibrate_) {
     const Status finished = layer_->FinishCalibration();
     if (!finished.ok()) return finished;
-    calibrated_ = true;
-    Count(counters.calibrated_layers, 1);
+    SetCalibrated(true);
   }
   return status;
 }
@@ -157,10 +180,10 @@ std::shared_ptr<CachedLayer> LayerTable::FindOrCreate(const void* owner, const A
     return nullptr;
   }
   try {
-    auto layer = std::make_shared<CachedLayer>(key);
+    auto layer = std::make_shared<CachedLayer>(key, node.layer);
     Options options = CurrentOptions();
     options.config.seal_delay = std::max(node.layer, 0) % kSealStagger;
-    const Status status = layer->Init(options);
+    const Status status = layer->Init(options, GivenTaus(owner, node, options));
     if (!status.ok()) {
       *error = status.message();
       return nullptr;
@@ -175,6 +198,48 @@ std::shared_ptr<CachedLayer> LayerTable::FindOrCreate(const void* owner, const A
   }
 }
 
+// The thresholds that the user gave for this layer; empty where there are none that fit.
+std::vector<float> LayerTable::GivenTaus(const void* owner, const AttentionNode& node, const Options& options) {
+  std::vector<float> taus;
+  if (options.taus == nullptr || refused_.contains(owner)) return taus;
+  std::string misfit = TausMisfit(options);
+  if (misfit.empty()) {
+    const Status status = TausOfLayer(options.taus->file, node.layer, node.shape, options.config.preset, &taus);
+    if (status.ok()) return taus;
+    misfit = "\"" + options.taus->path + "\": " + status.message();
+  }
+  LogOnce(misfit + "; calibrating instead");
+  refused_.insert(owner);
+  for (const Entry& entry : entries_) {
+    if (entry.owner != owner) continue;
+    std::lock_guard lock(entry.layer->mutex());
+    if (const Status status = entry.layer->StartOver(options); !status.ok()) LogOnce(status.message());
+  }
+  return taus;
+}
+
+TausFile LayerTable::Thresholds() {
+  TausFile file;
+  file.config = CurrentOptions().config;
+  std::map<int, std::vector<float>> layers;
+  std::lock_guard lock(mutex_);
+  for (const Entry& entry : entries_) {
+    std::lock_guard layer_lock(entry.layer->mutex());
+    const Layer& layer = entry.layer->layer();
+    if (entry.layer->index() < 0 || !entry.layer->calibrated() || !CheckTausConfig(file, layer.config()).ok()) continue;
+    // One figure for all of them, or none.
+    if (layers.empty()) file.tolerance = entry.layer->tolerance();
+    if (file.tolerance != entry.layer->tolerance()) file.tolerance.reset();
+    layers[entry.layer->index()].assign(layer.taus().begin(), layer.taus().end());
+  }
+  for (const auto& [index, taus] : layers) {
+    for (std::size_t head = 0; head < taus.size(); ++head) {
+      file.taus.push_back({index, static_cast<int>(head), taus[head]});
+    }
+  }
+  return file;
+}
+
 void LayerTable::Remove(std::size_t index) {
   const CachedLayer* layer = entries_[index].layer.get();
   std::erase_if(by_root_, [layer](const auto& item) { return item.second == layer; });
@@ -183,6 +248,7 @@ void LayerTable::Remove(std::size_t index) {
 
 void LayerTable::FreeOwner(const void* owner) {
   std::lock_guard lock(mutex_);
+  refused_.erase(owner);
   for (std::size_t i = entries_.size(); i-- > 0;) {
     if (entries_[i].owner != owner) continue;
     tracked_.erase(entries_[i].layer->key().k_root);

@@ -43,15 +43,24 @@ LayerKey KeyOf(const AttentionNode& node, int stream);
 // One layer and what the plugin knows about its cells.
 class CachedLayer {
  public:
-  explicit CachedLayer(const LayerKey& key) : key_(key) {}
+  // index: of the attention layer in its model, or -1.
+  CachedLayer(const LayerKey& key, int index) : key_(key), index_(index) {}
   ~CachedLayer();
 
-  // Makes the operator with the given options; an empty calibration window is opened. Call once before Attend.
-  Status Init(const Options& options);
+  // Makes the operator with the given options. With thresholds (one per head) it is sparse at once; otherwise a
+  // calibration window is opened. Call once before Attend.
+  Status Init(const Options& options, std::span<const float> taus);
+  // Gives up thresholds that were not to be used here and starts over without any. Call with the mutex held.
+  Status StartOver(const Options& options);
 
   // Held while the layer is used; contexts may share a cache.
   std::mutex& mutex() { return mutex_; }
   const LayerKey& key() const { return key_; }
+  int index() const { return index_; }
+  // Whether thresholds are frozen: calibrated or from a file. The others with the mutex held.
+  bool calibrated() const { return calibrated_; }
+  const Layer& layer() const { return *layer_; }
+  std::optional<float> tolerance() const { return tolerance_; }  // behind frozen thresholds
 
   // Cells that are about to be written. Call with the mutex held.
   void NoteWrites(std::span<const std::int64_t> rows);
@@ -69,13 +78,16 @@ class CachedLayer {
 
  private:
   Verify ChooseVerify(const std::uint64_t* visible, std::size_t words);
+  void SetCalibrated(bool calibrated);
 
   const LayerKey key_;
+  const int index_;
   std::mutex mutex_;
   std::atomic<bool> stale_{false};
   std::unique_ptr<Layer> layer_;
   int calibrate_ = 0;
   bool calibrated_ = false;
+  std::optional<float> tolerance_;
   std::uint64_t plan_bytes_ = 0;
   std::vector<std::uint64_t> seen_;     // the bitmap of the last step
   std::vector<std::uint64_t> written_;  // cells written since then
@@ -88,10 +100,16 @@ class LayerTable {
   static LayerTable& Get();
 
   // The layer of a stream of a node, made when it is new. `owner` is the backend instance (one per context) whose end
-  // frees it. nullptr with *error set when it cannot be made.
+  // frees it. nullptr with *error set when it cannot be made. Thresholds that the user gave are used unless they do not
+  // fit: then one line says so, and all layers of this owner calibrate themselves.
   std::shared_ptr<CachedLayer> FindOrCreate(const void* owner, const AttentionNode& node, int stream,
                                             std::string* error);
   void FreeOwner(const void* owner);
+
+  // The frozen thresholds of all layers that were made with the parameters in force, with their origin but without the
+  // model, which the plugin does not know. Where several contexts hold a layer, those of the one made last. Throws
+  // std::bad_alloc.
+  TausFile Thresholds();
 
   // Cells of a cache tensor, counted over all streams, that are about to be written.
   void NoteWrites(const ggml_tensor* root, std::span<const std::int64_t> rows);
@@ -111,7 +129,9 @@ class LayerTable {
   std::vector<Entry> entries_;
   std::unordered_multimap<const void*, CachedLayer*> by_root_;  // by the data of either cache tensor
   std::unordered_set<const void*> tracked_;
+  std::unordered_set<const void*> refused_;  // owners whose layers the user's thresholds do not fit
 
+  std::vector<float> GivenTaus(const void* owner, const AttentionNode& node, const Options& options);
   void Remove(std::size_t index);
 };
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 
@@ -19,6 +20,8 @@ constexpr Variable kVariables[] = {
     {"mode", "SCSA_MODE"},           {"preset", "SCSA_PRESET"},       {"tolerance", "SCSA_TOLERANCE"},
     {"calibrate", "SCSA_CALIBRATE"}, {"crossover", "SCSA_CROSSOVER"}, {"stats", "SCSA_STATS"},
 };
+
+constexpr const char* kTausVariable = "SCSA_TAUS";
 
 constexpr Mode kModes[] = {Mode::kAuto, Mode::kExact, Mode::kOff, Mode::kLimit};
 
@@ -101,13 +104,20 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
                ? ""
                : Bad(value, "a number of cached rows, 0 or more");
   }
+  if (name == "taus") {
+    if (value.empty()) {
+      options->taus.reset();
+      return {};
+    }
+    return ReadTausSource(value, &options->taus);
+  }
   if (name == "stats") {
     if (value != "0" && value != "1") return Bad(value, "0 or 1");
     options->stats = value == "1";
     return {};
   }
   std::string message = "unknown option \"";
-  return message.append(name).append("\"; there are mode, preset, tolerance, calibrate, crossover and stats");
+  return message.append(name).append("\"; there are mode, preset, tolerance, calibrate, crossover, taus and stats");
 }
 
 std::string OptionsFromEnvironment(Options* options) {
@@ -119,6 +129,31 @@ std::string OptionsFromEnvironment(Options* options) {
   }
   const Status target = TargetFromEnvironment();
   if (!target.ok()) return target.message();
+  return {};
+}
+
+std::string TausFromEnvironment(Options* options) {
+  const char* path = std::getenv(kTausVariable);
+  if (path == nullptr || *path == '\0') return {};
+  std::string error = SetOption("taus", path, options);
+  if (error.empty()) error = TausMisfit(*options);
+  if (error.empty()) return {};
+  options->taus.reset();
+  return std::string(kTausVariable) + ": " + error;
+}
+
+std::string TausMisfit(const Options& options) {
+  const TausSource& source = *options.taus;
+  const std::string place = "\"" + source.path + "\": ";
+  if (const Status status = CheckTausConfig(source.file, options.config); !status.ok()) {
+    return place + status.message();
+  }
+  if (options.tolerance_chosen && source.file.tolerance && *source.file.tolerance != options.tolerance) {
+    char text[128];
+    std::snprintf(text, sizeof(text), "the thresholds are for tolerance %g, %g is set: unset it or calibrate again",
+                  static_cast<double>(*source.file.tolerance), static_cast<double>(options.tolerance));
+    return place + text;
+  }
   return {};
 }
 

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
+#include "plugin/taus_source.h"
 #include "scsa/config.h"
 
 namespace scsa::plugin {
@@ -30,7 +32,8 @@ struct Options {
   bool tolerance_chosen = false;                       // otherwise it follows the preset
   int calibrate = 32;  // steps of the calibration window; 0: none, every head keeps the preset's threshold
   std::int64_t crossover = kDefaultCrossover;
-  bool stats = false;  // print a summary at exit
+  std::shared_ptr<const TausSource> taus;  // thresholds in place of a calibration window; nullptr: none
+  bool stats = false;                      // print a summary at exit
 };
 
 const char* ModeName(Mode mode);
@@ -38,8 +41,14 @@ const char* ModeName(Mode mode);
 // Changes one option. Returns an empty string, or one line saying what is wrong; then nothing was changed.
 std::string SetOption(std::string_view name, std::string_view value, Options* options);
 
-// Reads every SCSA_ variable. Returns an empty string, or one line about the first bad one.
+// Reads every SCSA_ variable but SCSA_TAUS. Returns an empty string, or one line about the first bad one.
 std::string OptionsFromEnvironment(Options* options);
+// Reads SCSA_TAUS, after the others. A file that cannot be used is no reason to stay inactive: returns one line about
+// it, and there are no thresholds then.
+std::string TausFromEnvironment(Options* options);
+
+// Why options.taus, which is set, does not fit the other options: one line, or empty where it does.
+std::string TausMisfit(const Options& options);
 
 // The options in force. Thread-safe; the single ones cost one atomic load.
 Options CurrentOptions();

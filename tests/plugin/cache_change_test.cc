@@ -3,7 +3,10 @@
 // Cells that change after the sparse operator has planned over them. All values of one half of the cells are one
 // vector, those of the other half another one, and the query's mass lies in one half: an answer from a stale plan is
 // the wrong vector, whatever the operator opens or approximates.
+#include <algorithm>
+#include <fstream>
 #include <thread>
+#include <utility>
 
 #include "plugin_fixture.h"
 
@@ -39,6 +42,7 @@ class CacheChange : public testing::Test {
   void TearDown() override {
     Plugin::Get().Set("crossover", "4096");
     Plugin::Get().Set("calibrate", "32");
+    Plugin::Get().Set("taus", "");
   }
 
   std::vector<float> KeyRow(std::int64_t cell, int sign) const {
@@ -109,7 +113,7 @@ class CacheChange : public testing::Test {
     return x;
   }
 
-  const Session session_{true};
+  Session session_{true};
   Cache cache_{kDim, 1, kCells, 1, GGML_TYPE_F16, GGML_TYPE_F16};
   AttentionInputs in_;
 };
@@ -231,6 +235,124 @@ TEST_F(CacheChange, TheCalibrationWindowIsExactAndEnds) {
   EXPECT_EQ(after.calibration_calls - before.calibration_calls, 3u);
   EXPECT_EQ(after.calibrated_layers - before.calibrated_layers, 1u);
   AttendSparsely();
+}
+
+// Thresholds from a file. The cache is that of layer 3, with one KV head.
+class GivenTaus : public CacheChange {
+ protected:
+  void SetUp() override {
+    CacheChange::SetUp();
+    Plugin::Get().Set("calibrate", "3");
+  }
+  static std::string Write(const std::string& text) {
+    const std::string path =
+        testing::TempDir() + "/scsa_" + testing::UnitTest::GetInstance()->current_test_info()->name() + ".json";
+    std::ofstream(path) << text;
+    return path;
+  }
+  // The file with version, preset fast and its parameters, and `more` ("taus" at least).
+  static std::string Versioned(const std::string& more) {
+    return "{\"format\": \"scsa-taus\", \"version\": 1, \"preset\": \"fast\", \"config\": {\"cluster_size\": 8, "
+           "\"block_size\": 256, \"sink\": 4, \"recent\": 32, \"packed_format\": \"none\", \"power_iterations\": 3, "
+           "\"statistic\": \"mean\", \"kmeans_rounds\": 2, \"tail_shrink\": 0.5}, " +
+           more + "}";
+  }
+  // One step that is exact and part of a calibration window; what the plugin said about it.
+  std::string AttendCalibrating() {
+    testing::internal::CaptureStderr();
+    const auto before = Plugin::Get().Stats();
+    EXPECT_NEAR(Attend(), 1.0f, 0.001f);
+    EXPECT_EQ(Plugin::Get().Stats().calibration_calls - before.calibration_calls, 1u);
+    return testing::internal::GetCapturedStderr();
+  }
+};
+
+TEST_F(GivenTaus, TheFirstStepIsSparse) {
+  const auto before = Plugin::Get().Stats();
+  Plugin::Get().Set("taus", Write("{\"3:0\": 0.0625}").c_str());
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  const auto after = Plugin::Get().Stats();
+  EXPECT_EQ(after.calibration_calls, before.calibration_calls);
+  EXPECT_EQ(after.calibrated_layers - before.calibrated_layers, 1u);
+  EXPECT_NE(Plugin::Get().Taus().find("\"3:0\": 0.0625\n"), std::string::npos) << Plugin::Get().Taus();
+}
+
+TEST_F(GivenTaus, AVersionedFileIsUsedWithItsTolerance) {
+  Plugin::Get().Set("taus", Write(Versioned("\"tolerance\": 0.03125, \"taus\": {\"3:0\": 0.125}")).c_str());
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  EXPECT_NE(Plugin::Get().Taus().find("\"tolerance\": 0.03125,"), std::string::npos) << Plugin::Get().Taus();
+}
+
+TEST_F(GivenTaus, WhatCalibrationFoundIsGivenOutAndTakenBack) {
+  EXPECT_EQ(Plugin::Get().Taus(), "");
+  for (int i = 0; i < 3; ++i) AttendCalibrating();
+  const std::string taus = Plugin::Get().Taus();
+  EXPECT_EQ(taus.rfind("{\n  \"format\": \"scsa-taus\",\n  \"version\": 1,\n  \"preset\": \"fast\",\n", 0), 0u) << taus;
+  EXPECT_NE(taus.find("\"3:0\": "), std::string::npos) << taus;
+  char cut[8];
+  EXPECT_EQ(Plugin::Get().get_taus()(cut, sizeof(cut)), taus.size());
+  EXPECT_EQ(std::string(cut), taus.substr(0, 7));
+  Plugin::Get().Set("taus", Write(taus).c_str());
+}
+
+TEST_F(GivenTaus, ALayerThatIsNotInTheFileCalibratesItself) {
+  Plugin::Get().Set("taus", Write("{\"2:0\": 0.1}").c_str());
+  EXPECT_EQ(AttendCalibrating(), "");
+}
+
+TEST_F(GivenTaus, AFileThatDoesNotFitIsNotUsedAndSaysWhy) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"{\"3:0\": 0.1, \"3:1\": 0.1}", "layer 3 has 2 thresholds, preset fast needs one for each of 1 KV heads"},
+      {Versioned("\"model\": {\"layers\": 3, \"q_heads\": 0, \"kv_heads\": 0, \"head_dim\": 0}, \"taus\": {}"),
+       "a model of 3 layers, layer 3 exists here"},
+      {Versioned("\"model\": {\"layers\": 9, \"q_heads\": 2, \"kv_heads\": 1, \"head_dim\": 128}, \"taus\": {}"),
+       "head_dim 128, here it is 64"},
+  };
+  for (const auto& [text, part] : cases) {
+    SCOPED_TRACE(part);
+    Cache cache(kDim, 1, kCells, 1, GGML_TYPE_F16, GGML_TYPE_F16);
+    std::swap(cache_, cache);
+    Fill(0, kFilled, {1.0f, 2.0f}, +1);
+    Track();
+    Plugin::Get().Set("taus", Write(text).c_str());
+    Session session(true);
+    std::swap(session_, session);
+    const std::string said = AttendCalibrating();
+    EXPECT_NE(said.find(part), std::string::npos) << said;
+    EXPECT_NE(said.find("calibrating instead"), std::string::npos) << said;
+    EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+    std::swap(session_, session);
+  }
+}
+
+TEST_F(GivenTaus, AnotherPresetOrToleranceIsNotUsed) {
+  Plugin::Get().Set("taus", Write(Versioned("\"taus\": {\"3:0\": 0.1}")).c_str());
+  Plugin::Get().Set("preset", "seed");
+  EXPECT_NE(AttendCalibrating().find("preset fast, here it is seed: use preset fast"), std::string::npos);
+  Plugin::Get().Set("preset", "fast");
+}
+
+TEST_F(GivenTaus, AFileThatDoesNotFitOneLayerIsNotUsedForTheOthers) {
+  Plugin::Get().Set("taus", Write("{\"3:0\": 0.1, \"4:0\": 0.1, \"4:1\": 0.1}").c_str());
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  Cache other(kDim, 1, kCells, 1, GGML_TYPE_F16, GGML_TYPE_F16, "cache_k_l4", "cache_v_l4");
+  std::swap(cache_, other);
+  Fill(0, kFilled, {1.0f, 2.0f}, +1);
+  Track();
+  EXPECT_NE(AttendCalibrating().find("layer 4 has 2 thresholds"), std::string::npos);
+  std::swap(cache_, other);
+  EXPECT_EQ(AttendCalibrating(), "");
+  EXPECT_EQ(Plugin::Get().Taus(), "");
+}
+
+TEST_F(GivenTaus, ABrokenFileIsRefusedAndChangesNothing) {
+  Plugin::Get().Set("taus", Write("{\"3:0\": 0.1}").c_str());
+  const std::string broken = testing::TempDir() + "/scsa_broken.json";
+  std::ofstream(broken) << "{\"3:0\": 2}";
+  const char* error = Plugin::Get().set()("taus", broken.c_str());
+  ASSERT_NE(error, nullptr);
+  EXPECT_NE(std::string(error).find("a tau must be in [0, 1]"), std::string::npos) << error;
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
 }
 
 TEST(CacheLifetime, ContextsInSeveralThreadsDoNotMeet) {

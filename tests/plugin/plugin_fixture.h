@@ -38,6 +38,16 @@ class Plugin {
     get_stats_(&stats);
     return stats;
   }
+  // What scsa_plugin_get_taus gives, read in two calls.
+  std::string Taus() const {
+    const std::size_t size = get_taus_(nullptr, 0);
+    std::string text(size + 1, '?');
+    EXPECT_EQ(get_taus_(text.data(), text.size()), size);
+    EXPECT_EQ(text.back(), size > 0 ? '\0' : '?');
+    text.resize(size);
+    return text;
+  }
+  scsa_plugin_get_taus_t get_taus() const { return get_taus_; }
   scsa_plugin_set_observer_t set_observer() const { return set_observer_; }
   scsa_plugin_set_t set() const { return set_; }
 
@@ -49,12 +59,14 @@ class Plugin {
     set_ = reinterpret_cast<scsa_plugin_set_t>(ggml_backend_reg_get_proc_address(reg_, SCSA_PLUGIN_SET));
     get_stats_ =
         reinterpret_cast<scsa_plugin_get_stats_t>(ggml_backend_reg_get_proc_address(reg_, SCSA_PLUGIN_GET_STATS));
+    get_taus_ = reinterpret_cast<scsa_plugin_get_taus_t>(ggml_backend_reg_get_proc_address(reg_, SCSA_PLUGIN_GET_TAUS));
     set_observer_ =
         reinterpret_cast<scsa_plugin_set_observer_t>(ggml_backend_reg_get_proc_address(reg_, SCSA_PLUGIN_SET_OBSERVER));
   }
   ggml_backend_reg_t reg_ = nullptr;
   scsa_plugin_set_t set_ = nullptr;
   scsa_plugin_get_stats_t get_stats_ = nullptr;
+  scsa_plugin_get_taus_t get_taus_ = nullptr;
   scsa_plugin_set_observer_t set_observer_ = nullptr;
 };
 

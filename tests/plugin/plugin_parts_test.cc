@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <random>
 #include <vector>
 
@@ -86,10 +87,11 @@ TEST(SetOption, ThePresetBringsItsToleranceUnlessOneWasChosen) {
 TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
   const Options before;
   const std::pair<const char*, const char*> bad[] = {
-      {"mode", "fast"},      {"mode", ""},           {"mode", "AUTO"},    {"preset", "fastest"}, {"tolerance", "0"},
-      {"tolerance", "1.1"},  {"tolerance", "nan"},   {"tolerance", "-1"}, {"tolerance", "0.1x"}, {"calibrate", "-1"},
-      {"calibrate", "many"}, {"calibrate", "1e3"},   {"crossover", "-5"}, {"crossover", "4k"},   {"stats", "yes"},
-      {"stats", "2"},        {"calibrate", "99999"}, {"colour", "red"},
+      {"mode", "fast"},       {"mode", ""},         {"mode", "AUTO"},          {"preset", "fastest"},
+      {"tolerance", "0"},     {"tolerance", "1.1"}, {"tolerance", "nan"},      {"tolerance", "-1"},
+      {"tolerance", "0.1x"},  {"calibrate", "-1"},  {"calibrate", "many"},     {"calibrate", "1e3"},
+      {"crossover", "-5"},    {"crossover", "4k"},  {"stats", "yes"},          {"stats", "2"},
+      {"calibrate", "99999"}, {"colour", "red"},    {"taus", "/no/such/file"}, {"taus", "/dev/null"},
   };
   for (const auto& [name, value] : bad) {
     Options o;
@@ -101,6 +103,7 @@ TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
     EXPECT_EQ(o.calibrate, before.calibrate);
     EXPECT_EQ(o.crossover, before.crossover);
     EXPECT_EQ(o.stats, before.stats);
+    EXPECT_EQ(o.taus, nullptr);
   }
 }
 
@@ -112,6 +115,60 @@ TEST(OptionsFromEnvironment, NamesTheVariableTheValueAndWhatIsAllowed) {
   EXPECT_NE(error.find("SCSA_CALIBRATE"), std::string::npos) << error;
   EXPECT_NE(error.find("often"), std::string::npos) << error;
   EXPECT_NE(error.find("0 to 65536"), std::string::npos) << error;
+}
+
+class TausOption : public testing::Test {
+ protected:
+  void SetUp() override {
+    path_ = testing::TempDir() + "/scsa_taus_option.json";
+    TausFile file;
+    file.config = ConfigFor(Preset::kFast);
+    file.tolerance = 0.015f;
+    file.taus = {{0, 0, 0.5f}};
+    std::string text;
+    ASSERT_TRUE(FormatTaus(file, &text).ok());
+    std::ofstream(path_) << text;
+  }
+  void TearDown() override { unsetenv("SCSA_TAUS"); }
+  std::string path_;
+};
+
+TEST_F(TausOption, ReadsAFileAndForgetsIt) {
+  Options o;
+  ASSERT_EQ(SetOption("taus", path_, &o), "");
+  ASSERT_NE(o.taus, nullptr);
+  EXPECT_EQ(o.taus->path, path_);
+  EXPECT_EQ(o.taus->file.taus.size(), 1u);
+  EXPECT_EQ(TausMisfit(o), "");
+  EXPECT_EQ(SetOption("taus", "", &o), "");
+  EXPECT_EQ(o.taus, nullptr);
+}
+
+TEST_F(TausOption, DoesNotFitAnotherPresetOrAnotherChosenTolerance) {
+  Options o;
+  ASSERT_EQ(SetOption("taus", path_, &o), "");
+  ASSERT_EQ(SetOption("tolerance", "0.015", &o), "");
+  EXPECT_EQ(TausMisfit(o), "");
+  ASSERT_EQ(SetOption("tolerance", "0.03", &o), "");
+  EXPECT_NE(TausMisfit(o).find("tolerance 0.015, 0.03 is set"), std::string::npos) << TausMisfit(o);
+  ASSERT_EQ(SetOption("preset", "seed", &o), "");
+  EXPECT_NE(TausMisfit(o).find("preset fast, here it is seed"), std::string::npos) << TausMisfit(o);
+}
+
+TEST_F(TausOption, ComesFromTheEnvironmentUnlessItIsBroken) {
+  Options o;
+  EXPECT_EQ(TausFromEnvironment(&o), "");
+  EXPECT_EQ(o.taus, nullptr);
+  setenv("SCSA_TAUS", path_.c_str(), 1);
+  EXPECT_EQ(TausFromEnvironment(&o), "");
+  ASSERT_NE(o.taus, nullptr);
+  ASSERT_EQ(SetOption("preset", "seed", &o), "");
+  EXPECT_NE(TausFromEnvironment(&o).find("SCSA_TAUS: \"" + path_), std::string::npos);
+  EXPECT_EQ(o.taus, nullptr);
+  std::ofstream(path_) << "{\"0:0\": 0.1";
+  const std::string error = TausFromEnvironment(&o);
+  EXPECT_NE(error.find("line 1, column 12"), std::string::npos) << error;
+  EXPECT_EQ(error.find('\n'), std::string::npos);
 }
 
 TEST(ResolveGgml, RefusesAnotherVersion) {
