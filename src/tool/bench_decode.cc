@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "commands.h"
 #include "core/roofline.h"
@@ -14,6 +15,7 @@
 #include "scsa/target.h"
 #include "session.h"
 #include "state_store.h"
+#include "taus.h"
 #include "text.h"
 #include "tool_error.h"
 #include "version.h"
@@ -30,6 +32,7 @@ struct CommandOptions {
   std::string state_dir;
   std::string json;
   bool csv = false;
+  bool preset_given = false;
   bool verbose = false;
   DecodeBenchOptions bench;
 };
@@ -61,6 +64,12 @@ void Run(CommandOptions options) {
   const std::vector<int> contexts = ParseIntList(options.contexts, "-c", 16, 1 << 24);
   if (!options.json.empty() && options.json != "-") CheckWritable(options.json, "--json");
   const std::string text = ReadFile(options.text, "text");
+  std::optional<TausChoice> taus;
+  if (!bench.taus.empty()) {
+    taus = ChooseTaus(bench.taus, options.preset_given ? bench.preset : "", bench.tolerance);
+    if (!taus->preset.empty()) bench.preset = taus->preset;
+    bench.tolerance = taus->tolerance;
+  }
 
   ConfigureLlamaLog(options.verbose);
   const PluginClient plugin(options.verbose);
@@ -69,6 +78,7 @@ void Run(CommandOptions options) {
   Progress progress;
   progress.Show("loading the model");
   const Model model(options.model);
+  if (taus) CheckTausFit(bench.taus, taus->file, model);
   const std::vector<llama_token> tokens = model.Tokenize(text, true, false);
   CheckLengths(options, model, contexts, tokens.size());
 
@@ -88,13 +98,14 @@ void Run(CommandOptions options) {
                         .llama_cpp_version = LlamaCppVersion(),
                         .preset = bench.preset,
                         .tolerance = bench.Tolerance(),
+                        .taus = bench.taus,
                         .threads = bench.threads};
   if (PrintsTable(options)) fmt::print("{}", HeaderLine(info));
   std::vector<ArmResult> all;
   for (const int context : contexts) {
     const auto results = MeasureContext(bench, model, tokens, context, states, plugin, rates, progress);
     if (PrintsTable(options)) {
-      fmt::print("\ncontext {}\n{}{}", context, ResultTable(results), RooflineText(results));
+      fmt::print("\ncontext {}\n{}{}", context, ResultTable(results), RooflineText(results) + CalibrationText(results));
       std::fflush(stdout);
     }
     all.insert(all.end(), results.begin(), results.end());
@@ -127,9 +138,9 @@ void AddBenchDecodeCommand(CLI::App& parent) {
   app->add_option("--arms", options->arms, "What to compare: llama, llama-q8, exact, scsa, limit")
       ->type_name("LIST")
       ->capture_default_str();
-  app->add_option("--preset", options->bench.preset, "Preset of the sparse operator")
-      ->type_name("NAME")
-      ->capture_default_str();
+  const CLI::Option* preset = app->add_option("--preset", options->bench.preset, "Preset of the sparse operator")
+                                  ->type_name("NAME")
+                                  ->capture_default_str();
   app->add_option("--tolerance", options->bench.tolerance,
                   "Attention error that calibration aims at (default: the preset's)")
       ->type_name("X")
@@ -138,6 +149,9 @@ void AddBenchDecodeCommand(CLI::App& parent) {
       ->type_name("N")
       ->check(CLI::Range(0, 1 << 20).description(""))
       ->capture_default_str();
+  app->add_option("--taus", options->bench.taus,
+                  "Thresholds of scsa calibrate for the scsa arm, in place of a calibration window")
+      ->type_name("FILE");
   app->add_option("--crossover", options->crossover,
                   "Cached rows from which the scsa arm is sparse (0: always; default: the plugin's)")
       ->type_name("N")
@@ -157,7 +171,10 @@ void AddBenchDecodeCommand(CLI::App& parent) {
       "  scsa bench decode -m model.gguf -f book.txt -c 8000 --arms llama,scsa --json result.json");
   app->get_formatter()->column_width(34);
   options->bench.threads = 0;
-  app->callback([options] { Run(*options); });
+  app->callback([options, preset] {
+    options->preset_given = preset->count() > 0;
+    Run(*options);
+  });
 }
 
 }  // namespace scsa::tool

@@ -10,6 +10,7 @@
 namespace scsa::tool {
 
 void AddRunCommand(CLI::App& parent);
+void AddCalibrateCommand(CLI::App& parent);
 void AddCaptureCommand(CLI::App& parent);
 void AddBenchDecodeCommand(CLI::App& parent);
 void AddBenchQualityCommand(CLI::App& parent);

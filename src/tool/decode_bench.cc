@@ -46,7 +46,9 @@ bool UsesPlugin(Arm arm) { return arm == Arm::kExact || arm == Arm::kScsa || arm
 struct ArmRun {
   Arm arm = Arm::kLlama;
   std::unique_ptr<Context> context;
-  std::vector<double> step_ms;
+  std::vector<double> step_ms;   // of the timed steps
+  std::vector<double> all_ms;    // of warm-up and timed steps
+  std::vector<bool> calibrated;  // of the same steps: part of the calibration window
   scsa_plugin_stats warmup{};
   scsa_plugin_stats timed{};
   std::vector<std::vector<float>> logits;  // of the present round, one per step
@@ -70,6 +72,7 @@ class ContextMeasurement {
     plugin_.Set("preset", options_.preset);
     plugin_.Set("tolerance", fmt::format("{}", options_.Tolerance()));
     plugin_.Set("calibrate", fmt::format("{}", options_.calibrate));
+    plugin_.Set("taus", options_.taus);
     if (options_.crossover) plugin_.Set("crossover", fmt::format("{}", *options_.crossover));
     for (ArmRun& run : runs_) {
       Show(run, "loading the prefilled state");
@@ -80,25 +83,33 @@ class ContextMeasurement {
     }
   }
 
+  // In turns, too: the calibration window of one arm is compared with the same steps of another.
   void WarmUp() {
-    for (ArmRun& run : runs_) {
+    const int steps = options_.WarmupSteps();
+    const auto turn = [&](ArmRun& run, int begin, int end) {
       const scsa_plugin_stats before = plugin_.Stats();
-      plugin_.Set("mode", Facts(run.arm).mode);
-      for (int step = 0; step < options_.WarmupSteps(); ++step) {
-        Show(run, fmt::format("warm-up step {}/{}", step + 1, options_.WarmupSteps()));
-        run.context->Decode(tokens_.subspan(context_ + step, 1));
+      for (int step = begin; step < end; ++step) {
+        Show(run, fmt::format("warm-up step {}/{}", step + 1, steps));
+        Step(run, step);
       }
-      run.warmup = StatsDifference(plugin_.Stats(), before);
-    }
+      AddStats(run.warmup, StatsDifference(plugin_.Stats(), before));
+    };
+    InTurns(steps, turn, [](int, int) {});
   }
 
   void TimedRounds() {
-    const int arms = static_cast<int>(runs_.size());
-    for (int begin = 0, round = 0; begin < options_.steps; begin += kRoundSteps, ++round) {
-      const int steps = std::min(kRoundSteps, options_.steps - begin);
-      for (int turn = 0; turn < arms; ++turn) RunRound(runs_[(round + turn) % arms], begin, steps);
-      JudgeRound(begin, steps);
-    }
+    const auto turn = [&](ArmRun& run, int begin, int end) {
+      run.logits.clear();
+      const scsa_plugin_stats before = plugin_.Stats();
+      for (int step = begin; step < end; ++step) {
+        Show(run, fmt::format("step {}/{}", step + 1, options_.steps));
+        run.step_ms.push_back(Step(run, options_.WarmupSteps() + step));
+        const std::span<const float> logits = run.context->Logits();
+        run.logits.emplace_back(logits.begin(), logits.end());
+      }
+      AddStats(run.timed, StatsDifference(plugin_.Stats(), before));
+    };
+    InTurns(options_.steps, turn, [&](int begin, int end) { JudgeRound(begin, end - begin); });
   }
 
   // Relative attention errors of the last steps, kErrorSteps of them.
@@ -148,20 +159,31 @@ class ContextMeasurement {
     return run == runs_.end() ? nullptr : &*run;
   }
 
-  void RunRound(ArmRun& run, int begin, int steps) {
-    using Clock = std::chrono::steady_clock;
-    run.logits.clear();
-    plugin_.Set("mode", Facts(run.arm).mode);
-    const scsa_plugin_stats before = plugin_.Stats();
-    for (int step = begin; step < begin + steps; ++step) {
-      Show(run, fmt::format("step {}/{}", step + 1, options_.steps));
-      const auto start = Clock::now();
-      run.context->Decode(tokens_.subspan(context_ + options_.WarmupSteps() + step, 1));
-      run.step_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
-      const std::span<const float> logits = run.context->Logits();
-      run.logits.emplace_back(logits.begin(), logits.end());
+  // Rounds of kRoundSteps steps, in which the arms take turns in rotating order: turn(run, begin, end) for each arm,
+  // then finish(begin, end).
+  template <typename Turn, typename Finish>
+  void InTurns(int steps, Turn turn, Finish finish) {
+    const int arms = static_cast<int>(runs_.size());
+    for (int begin = 0, round = 0; begin < steps; begin += kRoundSteps, ++round) {
+      const int end = std::min(begin + kRoundSteps, steps);
+      for (int i = 0; i < arms; ++i) {
+        ArmRun& run = runs_[(round + i) % arms];
+        plugin_.Set("mode", Facts(run.arm).mode);
+        turn(run, begin, end);
+      }
+      finish(begin, end);
     }
-    AddStats(run.timed, StatsDifference(plugin_.Stats(), before));
+  }
+
+  // Decodes the step-th token after the prompt; returns milliseconds.
+  double Step(ArmRun& run, int step) {
+    using Clock = std::chrono::steady_clock;
+    const std::uint64_t calibrations = plugin_.Stats().calibration_calls;
+    const auto start = Clock::now();
+    run.context->Decode(tokens_.subspan(context_ + step, 1));
+    run.all_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+    run.calibrated.push_back(plugin_.Stats().calibration_calls > calibrations);
+    return run.all_ms.back();
   }
 
   // Compares the logits of a round with the exact arm's.
@@ -205,6 +227,7 @@ class ContextMeasurement {
       FillDense(run, result);
     }
     FillErrors(result);
+    if (run.arm == Arm::kScsa) result.calibration = Calibration(run);
     if (run.arm == Arm::kExact && run.timed.attn_calls > 0 && rates.bandwidth > 0.0) {
       result.roofline = Roofline{
           .bytes = *result.bytes_read,
@@ -246,6 +269,21 @@ class ContextMeasurement {
       result.attn_ms = result.ms_median - Quantile(limit->step_ms, 0.5);
       result.attn_ms_source = "step-limit";
     }
+  }
+
+  std::optional<CalibrationCost> Calibration(const ArmRun& run) const {
+    const ArmRun& exact = *Find(Arm::kExact);
+    std::vector<double> ms;
+    std::vector<double> exact_ms;
+    for (std::size_t step = 0; step < run.all_ms.size(); ++step) {
+      if (!run.calibrated[step]) continue;
+      ms.push_back(run.all_ms[step]);
+      exact_ms.push_back(exact.all_ms[step]);
+    }
+    if (ms.empty()) return std::nullopt;
+    return CalibrationCost{.steps = static_cast<int>(ms.size()),
+                           .ms_median = Quantile(ms, 0.5),
+                           .exact_ms_median = Quantile(exact_ms, 0.5)};
   }
 
   void FillErrors(ArmResult& result) const {

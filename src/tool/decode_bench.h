@@ -36,12 +36,22 @@ struct DecodeBenchOptions {
   int calibrate = 32;  // steps of the plugin's calibration window
   std::string preset = "fast";
   std::optional<double> tolerance;  // otherwise the preset's
+  std::string taus;                 // file of thresholds in place of the window; empty: none
   std::optional<int> crossover;     // overrides the plugin's
   int threads = 1;
 
   double Tolerance() const;             // the chosen one or the preset's
   int WarmupSteps() const;              // untimed steps first: the calibration window, at least 8
   int TokensNeeded(int context) const;  // tokens of text (and cells of cache) that one context takes
+};
+
+// The calibration window of the scsa arm.
+struct CalibrationCost {
+  int steps = 0;
+  double ms_median = 0.0;
+  double exact_ms_median = 0.0;  // of the exact arm in the same steps
+
+  double Ratio() const { return ms_median / exact_ms_median; }
 };
 
 // The share that exact attention reaches of what the machine allows.
@@ -77,7 +87,8 @@ struct ArmResult {
   std::optional<double> attn_err_mean;
   std::optional<double> attn_err_p99;
   std::optional<Roofline> roofline;
-  scsa_plugin_stats stats{};  // of the timed steps
+  std::optional<CalibrationCost> calibration;  // scsa alone, when it calibrated
+  scsa_plugin_stats stats{};                   // of the timed steps
   int warmup_steps = 0;
   int steps = 0;
 };

@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "plugin_path.h"
+#include "taus.h"
 #include "tool_error.h"
 
 namespace scsa::tool {
@@ -20,6 +21,7 @@ struct CommandOptions {
   std::string tolerance;
   std::string calibrate;
   std::string crossover;
+  std::string taus;
   bool stats = false;
   std::vector<std::string> program;
 };
@@ -30,6 +32,7 @@ void SetEnvironment(const char* name, const std::string& value) {
 
 void Run(CommandOptions options) {
   if (options.program.empty()) throw ToolError("exec: give a program after --, as in: scsa exec -- llama-server -m M");
+  if (!options.taus.empty()) ReadTaus(options.taus, "--taus");  // the program would only warn and go on
   const std::string plugin = FindPlugin().string();
   if (plugin.find_first_of(" :") != std::string::npos) {
     throw ToolError(fmt::format("exec: the path {} holds a blank or a colon, which LD_PRELOAD cannot express", plugin));
@@ -43,6 +46,7 @@ void Run(CommandOptions options) {
   SetEnvironment("SCSA_TOLERANCE", options.tolerance);
   SetEnvironment("SCSA_CALIBRATE", options.calibrate);
   SetEnvironment("SCSA_CROSSOVER", options.crossover);
+  SetEnvironment("SCSA_TAUS", options.taus);
   if (options.stats) SetEnvironment("SCSA_STATS", "1");
 
   std::vector<char*> argv;
@@ -73,6 +77,8 @@ void AddExecCommand(CLI::App& parent, std::vector<std::string> program) {
   app->add_option("--crossover", options->crossover, "Cached rows from which attention is sparse")
       ->type_name("N")
       ->check(CLI::Validator(CLI::NonNegativeNumber).description(""));
+  app->add_option("--taus", options->taus, "Thresholds of scsa calibrate, in place of a calibration window")
+      ->type_name("FILE");
   app->add_flag("--stats", options->stats, "Print a summary when the program ends");
   app->footer(
       "Examples:\n"

@@ -43,6 +43,7 @@ int Main(int argc, char** argv) {
       "  scsa exec --stats -- llama-server -m model.gguf\n"
       "'scsa COMMAND --help' explains a command.");
   scsa::tool::AddRunCommand(app);
+  scsa::tool::AddCalibrateCommand(app);
   CLI::App* bench = app.add_subcommand("bench", "Measure speed and quality");
   bench->require_subcommand(1);
   scsa::tool::AddBenchDecodeCommand(*bench);

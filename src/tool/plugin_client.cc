@@ -6,8 +6,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <sstream>
 
 #include "plugin_path.h"
 #include "text.h"
@@ -50,6 +52,14 @@ class StderrCapture {
   int saved_ = -1;
 };
 
+// What the plugin said when it loaded: its warnings ("scsa: ...") always, the rest on demand.
+void ShowStart(const std::string& said, bool verbose) {
+  std::istringstream lines(said);
+  for (std::string line; std::getline(lines, line);) {
+    if (verbose || line.starts_with("scsa: ")) fmt::print(stderr, "{}\n", line);
+  }
+}
+
 ggml_backend_reg_t FindRegistered() {
   for (std::size_t i = 0; i < ggml_backend_reg_count(); ++i) {
     ggml_backend_reg_t reg = ggml_backend_reg_get(i);
@@ -83,10 +93,11 @@ PluginClient::PluginClient(bool verbose) {
                           : fmt::format("cannot load {}: {}", path.string(),
                                         reason.empty() ? "no plugin of this ggml; rebuild it" : reason));
     }
-    if (verbose) fmt::print(stderr, "{}", said);
+    ShowStart(said, verbose);
   }
   set_ = Lookup<scsa_plugin_set_t>(reg, SCSA_PLUGIN_SET);
   get_stats_ = Lookup<scsa_plugin_get_stats_t>(reg, SCSA_PLUGIN_GET_STATS);
+  get_taus_ = Lookup<scsa_plugin_get_taus_t>(reg, SCSA_PLUGIN_GET_TAUS);
   set_observer_ = Lookup<scsa_plugin_set_observer_t>(reg, SCSA_PLUGIN_SET_OBSERVER);
 }
 
@@ -99,6 +110,12 @@ scsa_plugin_stats PluginClient::Stats() const {
   stats.struct_size = sizeof(stats);
   get_stats_(&stats);
   return stats;
+}
+
+std::string PluginClient::Taus() const {
+  std::string text(get_taus_(nullptr, 0) + 1, '\0');
+  text.resize(std::min(get_taus_(text.data(), text.size()), text.size() - 1));
+  return text;
 }
 
 void PluginClient::SetObserver(scsa_plugin_observer_t observer, void* user) const { set_observer_(observer, user); }

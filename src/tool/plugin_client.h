@@ -11,18 +11,22 @@ namespace scsa::tool {
 // llama_context. Load it before the first context is created.
 class PluginClient {
  public:
-  // Finds the plugin where it is already registered (preloaded), or loads it from FindPlugin(). Its start-up lines are
-  // shown only when `verbose`. ToolError with the plugin's own message when it refuses to load.
+  // Finds the plugin where it is already registered (preloaded), or loads it from FindPlugin(). What it says at start
+  // is shown only when `verbose`, unless it is a warning. ToolError with the plugin's own message when it refuses to
+  // load.
   explicit PluginClient(bool verbose);
 
   // ToolError with the plugin's message when it rejects the value.
   void Set(const char* name, const std::string& value) const;
   scsa_plugin_stats Stats() const;
+  // Thresholds that are frozen now, as JSON; empty when there are none.
+  std::string Taus() const;
   void SetObserver(scsa_plugin_observer_t observer, void* user) const;
 
  private:
   scsa_plugin_set_t set_ = nullptr;
   scsa_plugin_get_stats_t get_stats_ = nullptr;
+  scsa_plugin_get_taus_t get_taus_ = nullptr;
   scsa_plugin_set_observer_t set_observer_ = nullptr;
 };
 

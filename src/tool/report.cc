@@ -46,6 +46,12 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["bytes_read"] = RecordNumber(result.bytes_read);
   object["plan_build_ms"] = result.plan_build_ms;
   object["plan_bytes"] = result.plan_bytes;
+  const auto calibration = [&](double CalibrationCost::*value) {
+    return result.calibration ? Record((*result.calibration).*value) : Record(nullptr);
+  };
+  object["calibration_steps"] = result.calibration ? result.calibration->steps : 0;
+  object["calibration_ms_median"] = calibration(&CalibrationCost::ms_median);
+  object["calibration_exact_ms_median"] = calibration(&CalibrationCost::exact_ms_median);
   object["sparse_calls"] = result.stats.sparse_calls;
   object["exact_calls"] = result.stats.exact_calls;
   object["rebuild_count"] = result.stats.rebuild_count;
@@ -59,6 +65,7 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["multiply_adds"] = result.roofline ? Record(result.roofline->multiply_adds) : Record(nullptr);
   object["read_bandwidth"] = result.roofline ? Record(result.roofline->bandwidth) : Record(nullptr);
   object["multiply_add_rate"] = result.roofline ? Record(result.roofline->multiply_add_rate) : Record(nullptr);
+  object["taus"] = result.arm == Arm::kScsa && !info.taus.empty() ? Record(info.taus) : Record(nullptr);
   object["warmup_steps"] = result.warmup_steps;
   object["steps"] = result.steps;
   object["threads"] = info.threads;
@@ -124,6 +131,16 @@ std::string RooflineText(std::span<const ArmResult> results) {
         "G/s = {:.2f} ms; measured {:.2f} ms = {:.0f} % of what the machine allows\n",
         roofline.bytes * 1e-6, roofline.bandwidth * 1e-9, roofline.MemoryMs(), roofline.multiply_adds * 1e-6,
         roofline.multiply_add_rate * 1e-9, roofline.ComputeMs(), roofline.attention_ms, 100.0 * roofline.Share());
+  }
+  return "";
+}
+
+std::string CalibrationText(std::span<const ArmResult> results) {
+  for (const ArmResult& result : results) {
+    if (!result.calibration) continue;
+    const CalibrationCost& cost = *result.calibration;
+    return fmt::format("calibration window: {} steps, median {:.1f} ms = {:.2f} x the exact arm's {:.1f} ms\n",
+                       cost.steps, cost.ms_median, cost.Ratio(), cost.exact_ms_median);
   }
   return "";
 }

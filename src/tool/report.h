@@ -23,6 +23,7 @@ struct RunInfo {
   std::string llama_cpp_version;
   std::string preset;
   double tolerance = 0.0;
+  std::string taus;  // file of thresholds; empty: none
   int threads = 0;
 };
 
@@ -34,6 +35,9 @@ std::string HeaderLine(const RunInfo& info);
 std::string ResultTable(std::span<const ArmResult> results);
 // The exact arm's share of what memory and arithmetic allow; empty without a roofline.
 std::string RooflineText(std::span<const ArmResult> results);
+
+// What the calibration window cost beside exact attention; empty where nothing calibrated.
+std::string CalibrationText(std::span<const ArmResult> results);
 
 // One JSON array, one object per result; a value that was not measured is null.
 std::string ResultsJson(const RunInfo& info, std::span<const ArmResult> results);

@@ -16,6 +16,7 @@
 #include "progress.h"
 #include "session.h"
 #include "stats.h"
+#include "taus.h"
 #include "text.h"
 #include "tool_error.h"
 
@@ -33,6 +34,7 @@ struct CommandOptions {
   int context = 0;
   std::string preset;               // otherwise the plugin's
   std::optional<double> tolerance;  // otherwise the preset's
+  std::string taus;
   std::string mode = "auto";
   bool json = false;
   bool verbose = false;
@@ -47,6 +49,10 @@ struct Figures {
   std::optional<double> rows_read;  // over the sparse steps
   std::vector<double> errors;
   double plan_build_seconds = 0.0;
+  // Milliseconds of single steps, by how they were answered; without the time of measuring errors.
+  std::vector<double> calibration_ms;
+  std::vector<double> sparse_ms;
+  std::vector<double> exact_ms;
 
   double TokensPerSecond() const { return decode_seconds > 0.0 ? answer_tokens / decode_seconds : 0.0; }
 };
@@ -98,10 +104,17 @@ std::string Generate(const CommandOptions& options, const Model& model, const Pl
       std::fwrite(piece.data(), 1, piece.size(), stdout);
       std::fflush(stdout);
     }
+    const auto step_start = Clock::now();
+    const double checked = probe.seconds();
     context.Decode({&token, 1});
+    const double step_ms = 1e3 * (SecondsSince(step_start) - (probe.seconds() - checked));
     ++figures.answer_tokens;
     probe.NextStep();
     const scsa_plugin_stats now = plugin.Stats();
+    (now.calibration_calls > before.calibration_calls ? figures.calibration_ms
+     : now.sparse_calls > before.sparse_calls         ? figures.sparse_ms
+                                                      : figures.exact_ms)
+        .push_back(step_ms);
     if (now.sparse_calls > before.sparse_calls) AddStats(sparse, StatsDifference(now, before));
     before = now;
   }
@@ -119,16 +132,28 @@ std::string Generate(const CommandOptions& options, const Model& model, const Pl
   return answer;
 }
 
+// The calibration window beside the steps after it, or before it.
+std::string CalibrationText(const Figures& figures) {
+  if (figures.calibration_ms.empty()) return "";
+  std::string text = fmt::format(", calibration {} steps of {:.1f} ms", figures.calibration_ms.size(),
+                                 Quantile(figures.calibration_ms, 0.5));
+  if (!figures.exact_ms.empty()) text += fmt::format(" (exact {:.1f} ms)", Quantile(figures.exact_ms, 0.5));
+  if (!figures.sparse_ms.empty()) text += fmt::format(" (sparse {:.1f} ms)", Quantile(figures.sparse_ms, 0.5));
+  return text;
+}
+
 std::string FiguresLine(const CommandOptions& options, const Figures& figures) {
   std::string line =
       fmt::format("{} tokens at {:.1f} tok/s (prompt: {} tokens at {:.1f} tok/s)", figures.answer_tokens,
                   figures.TokensPerSecond(), figures.prompt_tokens, figures.prompt_tokens / figures.prefill_seconds);
-  if (!figures.rows_read) return line + (options.mode == "off" ? ", llama.cpp's attention" : ", exact attention");
+  if (!figures.rows_read) {
+    return line + (options.mode == "off" ? ", llama.cpp's attention" : ", exact attention") + CalibrationText(figures);
+  }
   line += fmt::format(", rows read {:.1f} %", 100.0 * *figures.rows_read);
   if (!figures.errors.empty()) {
     line += fmt::format(", measured error {:.4f} (p99 {:.4f})", Mean(figures.errors), Quantile(figures.errors, 0.99));
   }
-  return line + fmt::format(", plan build {:.2f} s", figures.plan_build_seconds);
+  return line + fmt::format(", plan build {:.2f} s", figures.plan_build_seconds) + CalibrationText(figures);
 }
 
 std::string FiguresJson(const CommandOptions& options, const Model& model, const Figures& figures, int threads,
@@ -136,6 +161,9 @@ std::string FiguresJson(const CommandOptions& options, const Model& model, const
   nlohmann::ordered_json object;
   const auto error = [&](double value) {
     return figures.errors.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(value);
+  };
+  const auto median = [](const std::vector<double>& values) {
+    return values.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(Quantile(values, 0.5));
   };
   object["model"] = model.name();
   object["mode"] = options.mode;
@@ -150,19 +178,32 @@ std::string FiguresJson(const CommandOptions& options, const Model& model, const
   object["error_samples"] = figures.errors.size();
   object["error_seconds"] = figures.check_seconds;
   object["plan_build_ms"] = figures.plan_build_seconds * 1e3;
+  object["calibration_steps"] = figures.calibration_ms.size();
+  object["calibration_ms_median"] = median(figures.calibration_ms);
+  object["exact_ms_median"] = median(figures.exact_ms);
+  object["sparse_ms_median"] = median(figures.sparse_ms);
+  object["taus"] = options.taus.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(options.taus);
   object["threads"] = threads;
   return object.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + '\n';
 }
 
-void Run(const CommandOptions& options) {
+void Run(CommandOptions options) {
   const std::string document = options.document.empty() ? "" : ReadFile(options.document, "document");
   const int threads = options.threads > 0 ? options.threads : UsableCores();
+  std::optional<TausChoice> taus;
+  if (!options.taus.empty()) {
+    taus = ChooseTaus(options.taus, options.preset, options.tolerance);
+    options.preset = taus->preset;
+    options.tolerance = taus->tolerance;
+  }
   ConfigureLlamaLog(options.verbose);
   const PluginClient plugin(options.verbose);
   plugin.Set("mode", options.mode);
   if (!options.preset.empty()) plugin.Set("preset", options.preset);
   if (options.tolerance) plugin.Set("tolerance", fmt::format("{}", *options.tolerance));
+  if (taus) plugin.Set("taus", options.taus);
   const Model model(options.model);
+  if (taus) CheckTausFit(options.taus, taus->file, model);
   const std::vector<llama_token> prompt = ChatPrompt(model, document, options.question);
   Context context(model, ContextSize(options, model, prompt.size()), CacheType::kF16, threads);
 
@@ -198,6 +239,8 @@ void AddRunCommand(CLI::App& parent) {
   app->add_option("--tolerance", options->tolerance, "Attention error that calibration aims at (default: the preset's)")
       ->type_name("X")
       ->check(CLI::Range(1e-6, 1.0).description(""));
+  app->add_option("--taus", options->taus, "Thresholds of scsa calibrate, in place of a calibration window")
+      ->type_name("FILE");
   app->add_option("--mode", options->mode, "auto (sparse when long), exact, off (llama.cpp's own attention)")
       ->type_name("NAME")
       ->check(CLI::IsMember({"auto", "exact", "off"}).description(""))

@@ -42,6 +42,16 @@ class CliTest : public testing::Test {
   }
   void TearDown() override { fs::remove_all(folder_); }
   std::string Path(const std::string& name) const { return (folder_ / name).string(); }
+  // A file of thresholds for preset fast at tolerance 0.015, without a model.
+  std::string Taus() const {
+    const std::string path = Path("taus.json");
+    std::ofstream(path)
+        << "{\"format\": \"scsa-taus\", \"version\": 1, \"preset\": \"fast\", \"tolerance\": 0.015, \"config\": "
+           "{\"cluster_size\": 8, \"block_size\": 256, \"sink\": 4, \"recent\": 32, \"packed_format\": \"none\", "
+           "\"power_iterations\": 3, \"statistic\": \"mean\", \"kmeans_rounds\": 2, \"tail_shrink\": 0.5}, "
+           "\"taus\": {\"0:0\": 0.1}}\n";
+    return path;
+  }
   // A bench command that fails at its missing model if nothing else is wrong.
   CommandResult Bench(const std::vector<std::string>& more) const {
     std::vector<std::string> arguments = {"bench", "decode", "-m", Path("none.gguf"), "-f", text_};
@@ -59,6 +69,7 @@ TEST_F(CliTest, VersionAndHelp) {
   EXPECT_EQ(version.out.rfind("scsa ", 0), 0u) << version.out;
   for (const std::vector<std::string>& command : {std::vector<std::string>{},
                                                   {"run"},
+                                                  {"calibrate"},
                                                   {"bench"},
                                                   {"bench", "decode"},
                                                   {"bench", "quality"},
@@ -81,6 +92,8 @@ TEST_F(CliTest, UsageErrors) {
   ExpectOneLineError(Scsa({"bench", "decode", "-m", "x"}), "--file is required");
   ExpectOneLineError(Scsa({"run", "-m", "x", "-p", "q", "--mode", "fast"}), "--mode");
   ExpectOneLineError(Bench({"-n", "0"}), "--steps");
+  ExpectOneLineError(Scsa({"calibrate", "-m", "x", "-f", text_}), "--out is required");
+  ExpectOneLineError(Scsa({"calibrate", "-m", "x", "-f", text_, "-o", Path("t"), "-c", "100"}), "--context");
   ExpectOneLineError(Bench({"--tolerance", "x"}), "--tolerance");
   ExpectOneLineError(Bench({"--threads", "-1"}), "--threads");
 }
@@ -90,6 +103,11 @@ TEST_F(CliTest, MissingFiles) {
   ExpectOneLineError(Scsa({"bench", "decode", "-m", "x", "-f", Path("none.txt")}), "text file not found");
   ExpectOneLineError(Scsa({"run", "-m", Path("none.gguf"), "-p", "q"}), "model file not found");
   ExpectOneLineError(Scsa({"run", "-m", "x", "-f", Path("none.txt"), "-p", "q"}), "document file not found");
+  ExpectOneLineError(Scsa({"run", "-m", "x", "-p", "q", "--taus", Path("none.json")}), "thresholds file not found");
+  ExpectOneLineError(Scsa({"calibrate", "-m", "x", "-f", Path("none.txt"), "-o", Path("t")}), "text file not found");
+  // The text from standard input, which is empty here.
+  ExpectOneLineError(Scsa({"calibrate", "-m", Path("none.gguf"), "-o", Path("t")}), "model file not found");
+  EXPECT_FALSE(fs::exists(Path("t")));
 }
 
 TEST_F(CliTest, NoGguf) { ExpectOneLineError(Scsa({"run", "-m", text_, "-p", "q"}), "no GGUF"); }
@@ -107,6 +125,7 @@ TEST_F(CliTest, PlacesThatCannotBeWritten) {
   ExpectOneLineError(Bench({"--json", folder_.string()}), "it is a folder");
   ExpectOneLineError(Bench({"--state-dir", text_}), "--state-dir: cannot create");
   ExpectOneLineError(Bench({"--csv", "--json", "-"}), "give one of them");
+  ExpectOneLineError(Scsa({"calibrate", "-m", "x", "-f", text_, "-o", Path("no_folder/t.json")}), "-o: cannot write");
   EXPECT_FALSE(fs::exists(Path("r.json")));
 }
 
@@ -137,6 +156,24 @@ TEST_F(CliTest, BenchQualityErrors) {
                      "--json: cannot write");
 }
 
+TEST_F(CliTest, ThresholdsThatDoNotFitTheCommandLine) {
+  const std::string taus = Taus();
+  // Nothing is wrong with them as such: the missing model is.
+  ExpectOneLineError(Bench({"--taus", taus}), "model file not found");
+  ExpectOneLineError(Bench({"--taus", taus, "--preset", "fast", "--tolerance", "0.015"}), "model file not found");
+  ExpectOneLineError(Bench({"--taus", taus, "--preset", "seed"}), "preset fast, here it is seed: use preset fast");
+  ExpectOneLineError(Bench({"--taus", taus, "--tolerance", "0.02"}), "for tolerance 0.015, --tolerance is 0.02");
+  ExpectOneLineError(Scsa({"run", "-m", "x", "-p", "q", "--taus", taus, "--preset", "seed"}), "use preset fast");
+  ExpectOneLineError(Bench({"--taus", text_}), "--taus: " + text_ + ": taus JSON, line 1, column 1: expected '{'");
+}
+
+TEST_F(CliTest, ThresholdsFromTheEnvironmentThatAreBrokenAreAWarning) {
+  const CommandResult result = Scsa({"run", "-m", text_, "-p", "q"}, {"SCSA_TAUS=" + text_});
+  EXPECT_EQ(result.status, 1);
+  EXPECT_EQ(result.err.rfind("scsa: SCSA_TAUS: \"" + text_ + "\": taus JSON, line 1", 0), 0u) << result.err;
+  EXPECT_NE(result.err.find("; calibrating instead\nscsa: " + text_ + " is no GGUF"), std::string::npos) << result.err;
+}
+
 TEST_F(CliTest, PluginThatIsNotThere) {
   ExpectOneLineError(Scsa({"run", "-m", text_, "-p", "q"}, {"SCSA_PLUGIN=" + Path("none.so")}), "SCSA_PLUGIN names");
   ExpectOneLineError(Scsa({"run", "-m", text_, "-p", "q"}, {"SCSA_PLUGIN=" + text_}), "cannot load");
@@ -150,11 +187,11 @@ TEST_F(CliTest, ExecSetsTheEnvironment) {
   const std::string plugin = Path("plugin.so");
   std::ofstream(plugin) << "not a library: the loader says so and goes on";
   const CommandResult result =
-      Scsa({"exec", "--mode", "exact", "--tolerance", "0.01", "--stats", "--", "/bin/sh", "-c",
-            "echo $SCSA_MODE $SCSA_TOLERANCE $SCSA_STATS $GGML_BACKEND_PATH; echo \"$1\"", "sh", "--mode"},
+      Scsa({"exec", "--mode", "exact", "--tolerance", "0.01", "--stats", "--taus", Taus(), "--", "/bin/sh", "-c",
+            "echo $SCSA_MODE $SCSA_TOLERANCE $SCSA_STATS $SCSA_TAUS $GGML_BACKEND_PATH; echo \"$1\"", "sh", "--mode"},
            {"SCSA_PLUGIN=" + plugin, "SCSA_MODE=off"});
   EXPECT_EQ(result.status, 0);
-  EXPECT_EQ(result.out, "exact 0.01 1 " + plugin + "\n--mode\n");
+  EXPECT_EQ(result.out, "exact 0.01 1 " + Taus() + " " + plugin + "\n--mode\n");
 }
 
 TEST_F(CliTest, ExecKeepsPreloadsAndPassesTheStatusOn) {
@@ -169,6 +206,7 @@ TEST_F(CliTest, ExecErrors) {
   ExpectOneLineError(Scsa({"exec", "--"}), "give a program after --");
   ExpectOneLineError(Scsa({"exec", "--", Path("no_program")}), "not found");
   ExpectOneLineError(Scsa({"exec", "--", text_}), "cannot start");
+  ExpectOneLineError(Scsa({"exec", "--taus", text_, "--", "/bin/true"}), "--taus: " + text_);
   ExpectOneLineError(Scsa({"exec", "--mode", "fast", "--", "/bin/true"}), "--mode");
   ExpectOneLineError(Scsa({"exec", "--", "/bin/true"}, {"SCSA_PLUGIN=" + Path("none.so")}), "SCSA_PLUGIN names");
 }

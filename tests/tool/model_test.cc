@@ -110,6 +110,11 @@ TEST_F(ModelTest, BenchDecodeMeasuresEveryArmAndReusesItsStates) {
   EXPECT_EQ(arms["scsa"]["preset"], "fast");
   EXPECT_EQ(arms["scsa"]["failures"], 0);
   EXPECT_EQ(arms["scsa"]["sparse_calls"], 240);
+  EXPECT_EQ(arms["scsa"]["calibration_steps"], 8);
+  EXPECT_GT(arms["scsa"]["calibration_ms_median"].get<double>(), 0.0);
+  EXPECT_GT(arms["scsa"]["calibration_exact_ms_median"].get<double>(), 0.0);
+  EXPECT_EQ(arms["exact"]["calibration_steps"], 0);
+  EXPECT_TRUE(arms["scsa"]["taus"].is_null());
   EXPECT_GT(arms["scsa"]["plan_bytes"].get<double>(), 0.0);
   EXPECT_GT(arms["scsa"]["rows_read"].get<double>(), 0.0);
   EXPECT_LT(arms["scsa"]["rows_read"].get<double>(), 1.0);
@@ -233,7 +238,7 @@ TEST_F(ModelTest, RunStreamsAnAnswerAndOneLineOfFigures) {
   ASSERT_EQ(result.status, 0) << result.err;
   EXPECT_GT(result.out.size(), 1u);
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
-  for (const char* part : {"tok/s", "rows read ", "measured error ", "plan build "}) {
+  for (const char* part : {"tok/s", "rows read ", "measured error ", "plan build ", "calibration 4 steps of "}) {
     EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
   }
 
@@ -247,6 +252,77 @@ TEST_F(ModelTest, RunStreamsAnAnswerAndOneLineOfFigures) {
   EXPECT_GT(object["prompt_tokens"].get<int>(), 300);
   EXPECT_LE(object["answer_tokens"].get<int>(), 12);
   EXPECT_TRUE(object["rows_read"].is_null());
+}
+
+TEST_F(ModelTest, CalibratedThresholdsTakeThePlaceOfTheWindow) {
+  const std::string taus = Path("taus.json");
+  const std::vector<std::string> calibrate = {
+      "calibrate", "-m",          SCSA_TEST_MODEL, "-f",          Path("text.txt"), "-c", "700", "-n",
+      "4",         "--tolerance", "0.02",          "--state-dir", Path("states"),   "-o", taus};
+  const CommandResult written = Scsa(calibrate);
+  ASSERT_EQ(written.status, 0) << written.err;
+  EXPECT_EQ(written.out, "");
+  EXPECT_EQ(written.err.rfind("scsa: 30 of 30 layers calibrated on 4 steps after 700 tokens", 0), 0u) << written.err;
+  json file = json::parse(std::ifstream(taus));
+  EXPECT_EQ(file["format"], "scsa-taus");
+  EXPECT_EQ(file["preset"], "fast");
+  EXPECT_EQ(file["tolerance"], 0.02);
+  EXPECT_EQ(file["taus"].size(), 90u);  // 30 layers, 3 KV heads
+  EXPECT_EQ(file["model"]["architecture"], "llama");
+  EXPECT_EQ(file["model"]["layers"], 30);
+  EXPECT_EQ(file["model"]["q_heads"], 9);
+  EXPECT_EQ(file["model"]["kv_heads"], 3);
+  EXPECT_EQ(file["model"]["head_dim"], 64);
+  EXPECT_EQ(file["model"]["metadata_hash"].get<std::string>().size(), 16u);
+
+  const std::vector<std::string> run = {
+      "run", "-m", SCSA_TEST_MODEL, "-f", Path("short.txt"), "-p", "Who signed?", "-n", "6", "--json", "--taus", taus};
+  const CommandResult answered = Scsa(run, {"SCSA_CROSSOVER=0"});
+  ASSERT_EQ(answered.status, 0) << answered.err;
+  const json figures = json::parse(answered.out);
+  EXPECT_EQ(figures["taus"], taus);
+  EXPECT_EQ(figures["calibration_steps"], 0);
+  EXPECT_TRUE(figures["exact_ms_median"].is_null());  // the first token was sparse already
+  EXPECT_GT(figures["sparse_ms_median"].get<double>(), 0.0);
+  EXPECT_LT(figures["rows_read"].get<double>(), 1.0);
+
+  const CommandResult measured = Scsa({"bench",       "decode",
+                                       "-m",          SCSA_TEST_MODEL,
+                                       "-f",          Path("text.txt"),
+                                       "-c",          "700",
+                                       "-n",          "4",
+                                       "--calibrate", "8",
+                                       "--arms",      "scsa",
+                                       "--crossover", "0",
+                                       "--state-dir", Path("states"),
+                                       "--json",      "-",
+                                       "--taus",      taus});
+  ASSERT_EQ(measured.status, 0) << measured.err;
+  const json arm = json::parse(measured.out)[0];
+  EXPECT_EQ(arm["taus"], taus);
+  EXPECT_EQ(arm["tolerance"].get<float>(), 0.02f);
+  EXPECT_EQ(arm["calibration_steps"], 0);
+  EXPECT_TRUE(arm["calibration_ms_median"].is_null());
+  EXPECT_EQ(arm["sparse_calls"], 120);
+  EXPECT_LT(arm["rows_read"].get<double>(), 1.0);
+
+  // Of another model.
+  file["model"]["metadata_hash"] = "0123456789abcdef";
+  std::ofstream(taus) << file;
+  EXPECT_NE(OneError(Scsa(run)).find("metadata_hash 0123456789abcdef, here it is "), std::string::npos);
+  file["model"]["architecture"] = "qwen2";
+  std::ofstream(taus) << file;
+  EXPECT_NE(OneError(Scsa(run)).find("architecture qwen2, here it is llama"), std::string::npos);
+}
+
+TEST_F(ModelTest, CalibrateRefusesATextThatIsTooShort) {
+  const std::string error = OneError(
+      Scsa({"calibrate", "-m", SCSA_TEST_MODEL, "-f", Path("text.txt"), "-c", "5000", "-o", Path("taus.json")}));
+  EXPECT_NE(error.find("5032 are needed (context 5000 + 32 steps)"), std::string::npos) << error;
+  // An empty standard input.
+  EXPECT_NE(OneError(Scsa({"calibrate", "-m", SCSA_TEST_MODEL, "-o", Path("taus.json")})).find("632 are needed"),
+            std::string::npos);
+  EXPECT_FALSE(fs::exists(Path("taus.json")));
 }
 
 TEST_F(ModelTest, RunRefusesADocumentBeyondTheContext) {

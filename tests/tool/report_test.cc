@@ -48,6 +48,7 @@ std::vector<ArmResult> Results() {
   results[0].attn_err_mean = 1e-7;
   results[0].roofline = Roofline{
       .bytes = 2e8, .multiply_adds = 3e8, .bandwidth = 2e10, .multiply_add_rate = 2.5e10, .attention_ms = 20.0};
+  results[0].calibration = CalibrationCost{.steps = 32, .ms_median = 30.0, .exact_ms_median = 20.0};
   results[1].context = 8000;
   results[1].arm = Arm::kLimit;
   results[1].tok_s = 90.0;
@@ -85,6 +86,14 @@ TEST(RooflineText, StatesTheShare) {
   EXPECT_EQ(RooflineText(none), "");
 }
 
+TEST(CalibrationText, StatesTheCostBesideExactSteps) {
+  EXPECT_EQ(CalibrationText(Results()),
+            "calibration window: 32 steps, median 30.0 ms = 1.50 x the exact arm's 20.0 ms\n");
+  std::vector<ArmResult> none = Results();
+  none[0].calibration.reset();
+  EXPECT_EQ(CalibrationText(none), "");
+}
+
 TEST(ResultsJson, HoldsEveryPromisedField) {
   const auto array = nlohmann::json::parse(ResultsJson(Info(), Results()));
   ASSERT_EQ(array.size(), 2u);
@@ -112,7 +121,11 @@ TEST(ResultsJson, HoldsEveryPromisedField) {
                               "attn_err_p99",
                               "attn_ms_source",
                               "roofline_ms",
-                              "roofline_share"}) {
+                              "roofline_share",
+                              "calibration_steps",
+                              "calibration_ms_median",
+                              "calibration_exact_ms_median",
+                              "taus"}) {
       EXPECT_TRUE(object.contains(field)) << field;
     }
   }
@@ -120,10 +133,25 @@ TEST(ResultsJson, HoldsEveryPromisedField) {
   EXPECT_EQ(array[0]["tok_s"], 25.0);
   EXPECT_EQ(array[0]["roofline_share"], 0.6);
   EXPECT_TRUE(array[0]["preset"].is_null());
+  EXPECT_EQ(array[0]["calibration_steps"], 32);
+  EXPECT_EQ(array[0]["calibration_ms_median"], 30.0);
+  EXPECT_EQ(array[0]["calibration_exact_ms_median"], 20.0);
+  EXPECT_EQ(array[1]["calibration_steps"], 0);
   EXPECT_EQ(array[1]["arm"], "limit");
-  for (const char* field : {"agreement", "kl_mean", "nll_delta", "speedup_vs_llama", "roofline_ms"}) {
+  for (const char* field :
+       {"agreement", "kl_mean", "nll_delta", "speedup_vs_llama", "roofline_ms", "calibration_ms_median", "taus"}) {
     EXPECT_TRUE(array[1][field].is_null()) << field;
   }
+}
+
+TEST(ResultsJson, NamesTheThresholdsOfTheSparseArmAlone) {
+  RunInfo info = Info();
+  info.taus = "t.json";
+  std::vector<ArmResult> results = Results();
+  results[1].arm = Arm::kScsa;
+  const auto array = nlohmann::json::parse(ResultsJson(info, results));
+  EXPECT_TRUE(array[0]["taus"].is_null());
+  EXPECT_EQ(array[1]["taus"], "t.json");
 }
 
 TEST(ResultsJson, AnInfiniteErrorIsNull) {
