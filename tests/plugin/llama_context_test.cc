@@ -264,5 +264,36 @@ TEST_F(LlamaContext, CalibrationFreezesEveryLayer) {
   });
 }
 
+TEST_F(LlamaContext, ThresholdsOfOneContextServeAnotherFromTheCrossoverOn) {
+  const auto layers = static_cast<std::uint64_t>(llama_model_n_layer(model_.get()));
+  const std::string path = testing::TempDir() + "/scsa_llama_context_taus.json";
+  Run("auto", {}, [&path](llama_context* c) {
+    Load(c);
+    auto logits = Steps(c, tokens_, kPrompt, 2, kPrompt);
+    std::ofstream(path) << LoadedPlugin::Get().Taus();
+    return logits;
+  });
+  const std::size_t exact_steps = 3;
+  LoadedPlugin::Get().Set("crossover", std::to_string(kPrompt + exact_steps + 1));
+  LoadedPlugin::Get().Set("tolerance", "0.000001");
+  LoadedPlugin::Get().Set("taus", path);
+  Run("auto", {}, [layers](llama_context* c) {
+    Load(c);
+    const auto before = LoadedPlugin::Get().Stats();
+    // Step i sees kPrompt + i + 1 cells.
+    auto logits = Steps(c, tokens_, kPrompt, exact_steps, kPrompt);
+    const auto at_crossover = LoadedPlugin::Get().Stats();
+    EXPECT_EQ(at_crossover.sparse_calls, before.sparse_calls);
+    EXPECT_EQ(at_crossover.calibrated_layers, 0u);
+    const auto more = Steps(c, tokens_, kPrompt + exact_steps, 1, kPrompt + exact_steps);
+    const auto after = LoadedPlugin::Get().Stats();
+    EXPECT_EQ(after.sparse_calls - at_crossover.sparse_calls, layers);
+    EXPECT_EQ(after.calibration_calls, before.calibration_calls);
+    EXPECT_EQ(after.calibrated_layers, layers);
+    return more;
+  });
+  LoadedPlugin::Get().Set("taus", "");
+}
+
 }  // namespace
 }  // namespace scsa::plugin_test

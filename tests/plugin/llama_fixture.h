@@ -49,6 +49,11 @@ class LoadedPlugin {
     get_stats_(&stats);
     return stats;
   }
+  std::string Taus() const {
+    std::string text(get_taus_(nullptr, 0) + 1, '\0');
+    text.resize(get_taus_(text.data(), text.size()));
+    return text;
+  }
 
  private:
   LoadedPlugin() {
@@ -64,9 +69,11 @@ class LoadedPlugin {
     set_ = reinterpret_cast<scsa_plugin_set_t>(ggml_backend_reg_get_proc_address(reg, SCSA_PLUGIN_SET));
     get_stats_ =
         reinterpret_cast<scsa_plugin_get_stats_t>(ggml_backend_reg_get_proc_address(reg, SCSA_PLUGIN_GET_STATS));
+    get_taus_ = reinterpret_cast<scsa_plugin_get_taus_t>(ggml_backend_reg_get_proc_address(reg, SCSA_PLUGIN_GET_TAUS));
   }
   scsa_plugin_set_t set_ = nullptr;
   scsa_plugin_get_stats_t get_stats_ = nullptr;
+  scsa_plugin_get_taus_t get_taus_ = nullptr;
 };
 
 inline std::string ModelPath(const std::string& file) { return std::string(SCSA_MODEL_DIR) + "/" + file; }
