@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/taus_source.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -20,9 +22,11 @@ std::string ReadTausSource(std::string_view path, std::shared_ptr<const TausSour
       return "cannot read \"" + read->path + "\": " + (error ? error.message() : "it is no regular file");
     }
     std::ifstream stream(read->path, std::ios::binary);
-    std::string text(kMaxTausBytes + 1, '\0');
+    // One byte more than is allowed: ParseTaus says so.
+    const std::uintmax_t size = std::filesystem::file_size(read->path, error);
+    std::string text(error ? 0 : std::min<std::uintmax_t>(size, kMaxTausBytes + 1), '\0');
     stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-    if (!stream.eof() && stream.fail()) return "cannot read \"" + read->path + "\": " + std::strerror(errno);
+    if (error || !stream) return "cannot read \"" + read->path + "\": " + std::strerror(errno);
     text.resize(static_cast<std::size_t>(stream.gcount()));
     const Status status = ParseTaus(text, &read->file);
     if (!status.ok()) return "\"" + read->path + "\": " + status.message();
