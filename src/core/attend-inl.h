@@ -22,59 +22,21 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/fetch-inl.h"
 #include "core/kernels.h"
 #include "core/rows-inl.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-
-// Targets with 32 vector registers hold larger register blocks.
-#undef SCSA_MANY_REGISTERS
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
-#define SCSA_MANY_REGISTERS 1
-#else
-#define SCSA_MANY_REGISTERS 0
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace scsa {
 namespace HWY_NAMESPACE {
 
 inline constexpr std::size_t kTileRows = 64;
-inline constexpr std::size_t kLineBytes = 64;
+static_assert(kTileRows == kFirstRows);
 inline constexpr std::size_t kMaxSlab = 4;
 // Row pointers are repeated up to a multiple of the largest row block, so that scoring has no remainder.
 inline constexpr std::size_t kRowBlock = 8;
-
-// A block of rows may be larger than the first cache level, so the second one is the place for the next block.
-HWY_INLINE void FetchIntoL2(const std::uint8_t* line) {
-#if HWY_COMPILER_MSVC
-  hwy::Prefetch(line);
-#else
-  __builtin_prefetch(line, /*write=*/0, /*locality=*/2);
-#endif
-}
-
-// Paces the prefetch of a stretch of memory: each Step fetches what falls to that many rows.
-class Fetcher {
- public:
-  Fetcher(const FetchHint& hint, std::int64_t rows)
-      : next_(reinterpret_cast<const std::uint8_t*>(hint.data)),
-        left_(hint.bytes),
-        per_row_(hint.bytes == 0 ? 0 : (hint.bytes + rows - 1) / rows) {}
-
-  HWY_INLINE void Step(std::size_t rows) {
-    if (left_ <= 0) return;
-    due_ += static_cast<std::int64_t>(rows) * per_row_;
-    for (; due_ >= kLine; due_ -= kLine, left_ -= kLine, next_ += kLine) FetchIntoL2(next_);
-  }
-
- private:
-  static constexpr std::int64_t kLine = 64;
-  const std::uint8_t* next_;
-  std::int64_t left_;
-  std::int64_t per_row_;
-  std::int64_t due_ = 0;
-};
 
 // Four horizontal sums: lane r of the result is the sum of the lanes of ar.
 template <class D, class V = hn::VFromD<D>>
@@ -421,17 +383,11 @@ inline void ScoreSlabQuantized(int head_dim, const QuantizedQuery* const* querie
   kQuantizedFunctions[n - 1](blocks, values, scales, k, count, logits, fetch);
 }
 
-// Scattered rows defeat the hardware's prefetchers: asks for those of the tile that starts at place `first`.
-inline void FetchScattered(const RunArgs& args, std::int64_t first) {
-  const std::int64_t end = std::min(args.n_rows, first + static_cast<std::int64_t>(kTileRows));
-  const std::size_t k_bytes = RowBytes(args.k_type, args.head_dim);
-  const std::size_t v_bytes = RowBytes(args.v_type, args.head_dim);
-  for (std::int64_t place = first; place < end; ++place) {
-    const std::byte* k = args.k + args.rows[place] * args.k_stride;
-    const std::byte* v = args.v + args.rows[place] * args.v_stride;
-    for (std::size_t at = 0; at < k_bytes; at += kLineBytes) hwy::Prefetch(k + at);
-    for (std::size_t at = 0; at < v_bytes; at += kLineBytes) hwy::Prefetch(v + at);
-  }
+// Up to a tile of scattered rows from place `first` on, to be fetched.
+HWY_INLINE FetchHint ScatteredRows(const RunArgs& args, const std::byte* base, DType type, std::int64_t stride,
+                                   std::int64_t first) {
+  return {base, static_cast<std::int64_t>(RowBytes(type, args.head_dim)), stride,
+          std::min(args.n_rows - first, static_cast<std::int64_t>(kTileRows)), args.rows + first};
 }
 
 template <class D>
@@ -449,7 +405,6 @@ void AttendRunWith(D d, const RunArgs& args, const SoftmaxState& state) {
   const std::uint8_t* v_rows[kTileRows];
   Fetcher fetch_k(args.next_k, args.n_rows);
   Fetcher fetch_v(args.next_v, args.n_rows);
-  if (args.rows != nullptr) FetchScattered(args, 0);
 
   for (std::int64_t first = 0; first < args.n_rows; first += kTileRows) {
     const std::size_t in_tile = static_cast<std::size_t>(std::min<std::int64_t>(kTileRows, args.n_rows - first));
@@ -471,7 +426,11 @@ void AttendRunWith(D d, const RunArgs& args, const SoftmaxState& state) {
         k_rows[count] = k + row * args.k_stride;
         v_rows[count] = v + row * args.v_stride;
       }
-      FetchScattered(args, first + kTileRows);
+      const std::int64_t next = first + static_cast<std::int64_t>(kTileRows);
+      const auto steps = static_cast<std::int64_t>(in_tile);
+      const bool last = next >= args.n_rows;
+      fetch_k = Fetcher(last ? args.next_k : ScatteredRows(args, args.k, args.k_type, args.k_stride, next), steps);
+      fetch_v = Fetcher(last ? args.next_v : ScatteredRows(args, args.v, args.v_type, args.v_stride, next), steps);
     } else if (whole) {
       for (; count < in_tile; ++count) {
         k_rows[count] = tile_k + static_cast<std::int64_t>(count) * args.k_stride;
@@ -546,8 +505,7 @@ void ScoreRowsWith(D d, int head_dim, int n, const float* q, const std::byte* k,
 
 template <class D>
 void AccumulateRowsWith(D d, int head_dim, int n, const float* weights, std::int64_t weights_stride, const std::byte* v,
-                        std::int64_t v_stride, DType v_type, const std::int32_t* rows, std::int64_t n_rows,
-                        float* num) {
+                        std::int64_t v_stride, DType v_type, std::int64_t n_rows, float* num) {
   const ValueFunction<D>* add_values = ValueFunctions<D>(v_type);
   const auto* base = reinterpret_cast<const std::uint8_t*>(v);
   HWY_ALIGN float tile[kMaxSlab * kTileRows];
@@ -556,8 +514,7 @@ void AccumulateRowsWith(D d, int head_dim, int n, const float* weights, std::int
   for (std::int64_t first = 0; first < n_rows; first += kTileRows) {
     const std::size_t count = static_cast<std::size_t>(std::min<std::int64_t>(kTileRows, n_rows - first));
     for (std::size_t r = 0; r < count; ++r) {
-      const std::int64_t place = first + static_cast<std::int64_t>(r);
-      v_rows[r] = base + (rows == nullptr ? place : rows[place]) * v_stride;
+      v_rows[r] = base + (first + static_cast<std::int64_t>(r)) * v_stride;
     }
     for (int i = 0; i < n; i += static_cast<int>(kMaxSlab)) {
       const std::size_t slab = static_cast<std::size_t>(std::min(n - i, static_cast<int>(kMaxSlab)));

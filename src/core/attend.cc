@@ -31,12 +31,11 @@ void ScoreRowsTarget(int head_dim, int n, const float* q, const std::byte* k, st
 }
 
 void AccumulateRowsTarget(int head_dim, int n, const float* weights, std::int64_t weights_stride, const std::byte* v,
-                          std::int64_t v_stride, DType v_type, const std::int32_t* rows, std::int64_t n_rows,
-                          float* num) {
+                          std::int64_t v_stride, DType v_type, std::int64_t n_rows, float* num) {
   if (head_dim % static_cast<int>(hn::MaxLanes(FullTag())) == 0) {
-    AccumulateRowsWith(FullTag(), head_dim, n, weights, weights_stride, v, v_stride, v_type, rows, n_rows, num);
+    AccumulateRowsWith(FullTag(), head_dim, n, weights, weights_stride, v, v_stride, v_type, n_rows, num);
   } else {
-    AccumulateRowsWith(EightTag(), head_dim, n, weights, weights_stride, v, v_stride, v_type, rows, n_rows, num);
+    AccumulateRowsWith(EightTag(), head_dim, n, weights, weights_stride, v, v_stride, v_type, n_rows, num);
   }
 }
 
@@ -60,9 +59,9 @@ void ScoreRows(int head_dim, int n, const float* q, const std::byte* k, std::int
 }
 
 void AccumulateRows(int head_dim, int n, const float* weights, std::int64_t weights_stride, const std::byte* v,
-                    std::int64_t v_stride, DType v_type, const std::int32_t* rows, std::int64_t n_rows, float* num) {
+                    std::int64_t v_stride, DType v_type, std::int64_t n_rows, float* num) {
   SCSA_DISPATCH(AccumulateRowsTarget)
-  (head_dim, n, weights, weights_stride, v, v_stride, v_type, rows, n_rows, num);
+  (head_dim, n, weights, weights_stride, v, v_stride, v_type, n_rows, num);
 }
 
 }  // namespace scsa

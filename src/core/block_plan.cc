@@ -39,29 +39,24 @@ std::size_t HeldBytes(const std::vector<T>& v) {
 
 // Memory of one building thread.
 struct BlockPlan::BuildScratch {
-  std::vector<float> keys, values, centroid, value_mean, shape;
+  std::vector<float> keys, values, centroids, value_means, counts;
   KMeansScratch kmeans;
 };
 
 BlockPlan::BlockPlan(const Shape& shape, const Config& config)
     : shape_(shape),
       config_(config),
-      slots_(KMeansSlots(config.block_size, config.cluster_size)),
+      layout_(shape.head_dim, KMeansSlots(config.block_size, config.cluster_size)),
       heads_(shape.kv_heads) {}
 
 std::int64_t BlockPlan::FirstRow(int block) const {
   return block == 0 ? config_.sink : std::int64_t{block} * block_rows();
 }
 
-std::size_t BlockPlan::SummaryBytesPerBlock() const {
-  return slots_ * (2 * RowBytes(DType::kQ8_0, shape_.head_dim) + 3 * sizeof(float)) + shape_.head_dim * sizeof(float);
-}
-
 std::size_t BlockPlan::Bytes() const {
   std::size_t bytes = HeldBytes(built_);
   for (const HeadSummaries& h : heads_) {
-    bytes += HeldBytes(h.centroids) + HeldBytes(h.value_means) + HeldBytes(h.counts) + HeldBytes(h.log_counts) +
-             HeldBytes(h.half_traces) + HeldBytes(h.shapes) + HeldBytes(h.members) + HeldBytes(h.offsets) +
+    bytes += HeldBytes(h.keys) + HeldBytes(h.values) + HeldBytes(h.members) + HeldBytes(h.offsets) +
              HeldBytes(h.packed_k) + HeldBytes(h.packed_v) + HeldBytes(h.fingerprints);
   }
   return bytes;
@@ -69,16 +64,11 @@ std::size_t BlockPlan::Bytes() const {
 
 void BlockPlan::Grow(int n_blocks) {
   const auto n = static_cast<std::size_t>(n_blocks);
-  const std::size_t summary_row = RowBytes(DType::kQ8_0, shape_.head_dim);
   for (HeadSummaries& h : heads_) {
-    h.centroids.resize(n * slots_ * summary_row);
-    h.value_means.resize(n * slots_ * summary_row);
-    h.counts.resize(n * slots_, 0.0f);
-    h.log_counts.resize(n * slots_, kNoCluster);
-    h.half_traces.resize(n * slots_, 0.0f);
-    h.shapes.resize(n * shape_.head_dim, 0.0f);
+    h.keys.resize(n * layout_.key_bytes());
+    h.values.resize(n * layout_.value_bytes());
     h.members.resize(n * config_.block_size);
-    h.offsets.resize(n * (slots_ + 1));
+    h.offsets.resize(n * (slots() + 1));
     h.fingerprints.resize(n * config_.block_size);
     if (config_.packed_format != PackedFormat::kNone) {
       const std::size_t packed_row = RowBytes(PackedType(config_.packed_format), shape_.head_dim);
@@ -134,9 +124,9 @@ Status BlockPlan::BuildHead(const KvView& kv, int block, int kv_head, BuildScrat
   HeadSummaries& h = heads_[kv_head];
   s.keys.resize(static_cast<std::size_t>(n) * head_dim);
   s.values.resize(static_cast<std::size_t>(n) * head_dim);
-  s.centroid.resize(head_dim);
-  s.value_mean.resize(head_dim);
-  s.shape.assign(head_dim, 0.0f);
+  s.centroids.assign(static_cast<std::size_t>(slots()) * head_dim, 0.0f);
+  s.value_means.assign(static_cast<std::size_t>(slots()) * head_dim, 0.0f);
+  s.counts.assign(slots(), 0.0f);
   for (int i = 0; i < n; ++i) {
     DecodeRow(kv.KRow(first + i, kv_head), kv.k_type, head_dim, s.keys.data() + std::int64_t{i} * head_dim);
     DecodeRow(kv.VRow(first + i, kv_head), kv.v_type, head_dim, s.values.data() + std::int64_t{i} * head_dim);
@@ -147,46 +137,45 @@ Status BlockPlan::BuildHead(const KvView& kv, int block, int kv_head, BuildScrat
   }
 
   std::uint16_t* members = h.members.data() + block_begin;
-  std::uint16_t* offsets = h.offsets.data() + static_cast<std::size_t>(block) * (slots_ + 1);
+  std::uint16_t* offsets = h.offsets.data() + static_cast<std::size_t>(block) * (slots() + 1);
   const KMeansParams params{.cluster_size = config_.cluster_size,
                             .max_cluster_size = 2 * config_.cluster_size,
                             .rounds = config_.kmeans_rounds,
                             .power_iterations = config_.power_iterations};
   PrincipalKMeans(s.keys.data(), n, head_dim, params, s.kmeans, members, offsets);
   const int used_slots = KMeansSlots(n, config_.cluster_size);
-  for (int c = used_slots; c < slots_; ++c) offsets[c + 1] = offsets[used_slots];
+  for (int c = used_slots; c < slots(); ++c) offsets[c + 1] = offsets[used_slots];
 
-  const std::size_t summary_row = RowBytes(DType::kQ8_0, head_dim);
-  for (int c = 0; c < slots_; ++c) {
-    const std::size_t cluster = static_cast<std::size_t>(block) * slots_ + c;
+  const KeyRecord keys = layout_.Keys(h.keys.data() + static_cast<std::size_t>(block) * layout_.key_bytes());
+  std::fill_n(keys.shape, head_dim, 0.0f);
+  for (int c = 0; c < slots(); ++c) {
     const int count = offsets[c + 1] - offsets[c];
-    h.counts[cluster] = static_cast<float>(count);
-    h.log_counts[cluster] = count > 0 ? std::log(static_cast<float>(count)) : kNoCluster;
-    std::ranges::fill(s.centroid, 0.0f);
-    std::ranges::fill(s.value_mean, 0.0f);
+    s.counts[c] = keys.counts[c] = static_cast<float>(count);
+    keys.log_counts[c] = count > 0 ? std::log(static_cast<float>(count)) : kNoCluster;
+    float* centroid = s.centroids.data() + std::int64_t{c} * head_dim;
+    float* value_mean = s.value_means.data() + std::int64_t{c} * head_dim;
     const float inverse = count > 0 ? 1.0f / static_cast<float>(count) : 0.0f;
     for (int i = offsets[c]; i < offsets[c + 1]; ++i) {
-      AddScaled(s.centroid.data(), s.keys.data() + std::int64_t{members[i]} * head_dim, inverse, head_dim);
-      AddScaled(s.value_mean.data(), s.values.data() + std::int64_t{members[i]} * head_dim, inverse, head_dim);
+      AddScaled(centroid, s.keys.data() + std::int64_t{members[i]} * head_dim, inverse, head_dim);
+      AddScaled(value_mean, s.values.data() + std::int64_t{members[i]} * head_dim, inverse, head_dim);
     }
     float trace = 0.0f;
     for (int i = offsets[c]; i < offsets[c + 1]; ++i) {
       const float* key = s.keys.data() + std::int64_t{members[i]} * head_dim;
       for (int d = 0; d < head_dim; ++d) {
-        const float deviation = key[d] - s.centroid[d];
-        s.shape[d] += deviation * deviation;
+        const float deviation = key[d] - centroid[d];
+        keys.shape[d] += deviation * deviation;
         trace += deviation * deviation;
       }
     }
-    h.half_traces[cluster] = 0.5f * inverse * trace;
-    EncodeRow(s.centroid.data(), DType::kQ8_0, head_dim, h.centroids.data() + cluster * summary_row);
-    EncodeRow(s.value_mean.data(), DType::kQ8_0, head_dim, h.value_means.data() + cluster * summary_row);
+    keys.half_traces[c] = 0.5f * inverse * trace;
   }
   float total = 0.0f;
-  for (int d = 0; d < head_dim; ++d) total += s.shape[d];
-  for (int d = 0; d < head_dim; ++d) {
-    h.shapes[static_cast<std::size_t>(block) * head_dim + d] = total > 0.0f ? s.shape[d] / total : 0.0f;
-  }
+  for (int d = 0; d < head_dim; ++d) total += keys.shape[d];
+  for (int d = 0; d < head_dim; ++d) keys.shape[d] = total > 0.0f ? keys.shape[d] / total : 0.0f;
+  StoreCentroids(layout_, s.centroids.data(), s.counts, keys);
+  StoreValueMeans(layout_, s.value_means.data(), s.counts,
+                  layout_.Values(h.values.data() + static_cast<std::size_t>(block) * layout_.value_bytes()));
 
   if (config_.packed_format != PackedFormat::kNone) {
     const DType type = PackedType(config_.packed_format);

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "core/block_summaries.h"
 #include "core/kmeans.h"
 #include "scsa/config.h"
 #include "scsa/layer.h"
@@ -17,15 +18,10 @@
 
 namespace scsa {
 
-// Summaries of one KV head, indexed by cluster = block * slots + slot, contiguous over the blocks so that scoring
-// streams them. Unbuilt blocks and empty slots have count 0.
+// What is kept of one KV head, block after block.
 struct HeadSummaries {
-  std::vector<std::byte> centroids;    // q8_0 rows: key centroid
-  std::vector<std::byte> value_means;  // q8_0 rows
-  std::vector<float> counts;           // members
-  std::vector<float> log_counts;       // log(members), -inf for an empty slot
-  std::vector<float> half_traces;      // half the trace of the members' key covariance
-  std::vector<float> shapes;  // [block][head_dim]: the block's mean within-cluster variance per dimension, sum 1
+  std::vector<std::byte> keys;         // key records (block_summaries.h)
+  std::vector<std::byte> values;       // value records
   std::vector<std::uint16_t> members;  // [block][block_rows]: rows by cluster, counted from the block's first row
   std::vector<std::uint16_t> offsets;  // [block][slots + 1] into members
   std::vector<std::byte> packed_k;  // [block][block_rows] rows in the order of `members`; empty for PackedFormat::kNone
@@ -40,14 +36,21 @@ class BlockPlan {
   BlockPlan(const Shape& shape, const Config& config);
 
   int block_rows() const { return config_.block_size; }
-  int slots() const { return slots_; }                              // clusters per block
+  int slots() const { return layout_.slots(); }  // clusters per block
+  const SummaryLayout& layout() const { return layout_; }
   int n_blocks() const { return static_cast<int>(built_.size()); }  // blocks 0 ... n_blocks() - 1 may be built
   bool built(int block) const { return block < n_blocks() && built_[block] != 0; }
   const HeadSummaries& head(int kv_head) const { return heads_[kv_head]; }
+  const std::byte* key_record(int kv_head, int block) const {
+    return heads_[kv_head].keys.data() + static_cast<std::size_t>(block) * layout_.key_bytes();
+  }
+  const std::byte* value_record(int kv_head, int block) const {
+    return heads_[kv_head].values.data() + static_cast<std::size_t>(block) * layout_.value_bytes();
+  }
   std::int64_t FirstRow(int block) const;  // first covered row
   std::int64_t EndRow(int block) const { return std::int64_t{block + 1} * block_rows(); }
   std::size_t Bytes() const;
-  std::size_t SummaryBytesPerBlock() const;  // of one KV head
+  std::size_t SummaryBytesPerBlock() const { return layout_.key_bytes() + layout_.value_bytes(); }  // of one KV head
 
   // Clusters, summarises and (where the format asks for it) packs the given blocks, in parallel over (block, KV head).
   // kUnsupported when a row holds a value that is not finite or too large for the summaries; kOutOfMemory. A block that
@@ -68,7 +71,7 @@ class BlockPlan {
 
   Shape shape_;
   Config config_;
-  int slots_;
+  SummaryLayout layout_;
   DType k_type_ = DType::kF16;  // row formats of the cache that the blocks were built from
   DType v_type_ = DType::kF16;
   std::vector<std::uint8_t> built_;

@@ -55,14 +55,16 @@ std::int64_t NextBlock(const VisibleSets& visible, int n_q, std::int64_t row, st
 }
 
 // What to fetch ahead of the next block of rows while part `part` of `parts` (the task's KV heads) of this one is
-// worked on. Heads that are neighbours in memory: that share of the block as a whole, so that memory is fetched in
-// sequence.
-FetchHint PartOfBlock(const std::byte* block, std::int64_t rows, std::int64_t row_stride, std::int64_t head_stride,
-                      std::int64_t part, std::int64_t parts) {
-  if (row_stride < head_stride) return {block + part * head_stride, rows * row_stride};
-  if (parts * head_stride < row_stride) return {};  // other data in between
+// worked on. All heads of a row, neighbours in memory: that share of the block as a whole, so that memory is fetched in
+// sequence. Otherwise the rows of that head.
+FetchHint PartOfBlock(const std::byte* block, std::int64_t rows, std::int64_t row_bytes, std::int64_t row_stride,
+                      std::int64_t head_stride, std::int64_t part, std::int64_t parts) {
+  if (rows <= 0) return {};
+  if (row_stride < head_stride || parts * head_stride < row_stride) {
+    return {block + part * head_stride, row_bytes, row_stride, rows};
+  }
   const std::int64_t bytes = rows * row_stride / parts;
-  return {block + part * bytes, bytes};
+  return {block + part * bytes, bytes, 0, 1};
 }
 
 // Scratch arrays of one call. Query vectors of a KV head are numbered row by row: vector i is query row i / group,
@@ -158,6 +160,8 @@ Status ExactAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
   const std::int64_t tasks_per_piece = shape.kv_heads / heads_per_task;
 
   const std::int64_t n_tasks = split.n_pieces * tasks_per_piece;
+  const auto k_bytes = static_cast<std::int64_t>(RowBytes(kv.k_type, shape.head_dim));
+  const auto v_bytes = static_cast<std::int64_t>(RowBytes(kv.v_type, shape.head_dim));
 
   ParallelForAhead(n_threads, n_tasks, [&](std::int64_t task, std::int64_t next_task, int /*thread*/) {
     const std::int64_t piece = task / tasks_per_piece;
@@ -195,10 +199,10 @@ Status ExactAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
         args.k = kv.KRow(row, static_cast<int>(head));
         args.v = kv.VRow(row, static_cast<int>(head));
         const std::int64_t part = head - first_head;
-        args.next_k =
-            PartOfBlock(kv.KRow(fetch, fetch_head), n_fetch, kv.k_row_stride, kv.k_head_stride, part, heads_per_task);
-        args.next_v =
-            PartOfBlock(kv.VRow(fetch, fetch_head), n_fetch, kv.v_row_stride, kv.v_head_stride, part, heads_per_task);
+        args.next_k = PartOfBlock(kv.KRow(fetch, fetch_head), n_fetch, k_bytes, kv.k_row_stride, kv.k_head_stride, part,
+                                  heads_per_task);
+        args.next_v = PartOfBlock(kv.VRow(fetch, fetch_head), n_fetch, v_bytes, kv.v_row_stride, kv.v_head_stride, part,
+                                  heads_per_task);
         AttendRun(args, state_of(head, piece));
       }
       row = next;

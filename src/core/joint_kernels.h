@@ -1,30 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cluster estimates of preset `fast` (joint_operator.h has the formulas), dispatched like kernels.h.
+// Streaming kernels of preset `fast` over the summaries of consecutive blocks (joint_operator.h has the formulas),
+// dispatched like kernels.h. All of them are thread-safe and allocate nothing.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+
+#include "core/block_summaries.h"
+#include "core/kernels.h"
 
 namespace scsa {
 
-// Clusters of n_blocks consecutive blocks, `slots` each (a multiple of 8), for one query head.
-struct EstimateArgs {
-  int n_blocks = 0;
-  int slots = 0;
+// Records of n_blocks consecutive blocks of one KV head.
+struct BlockRange {
+  const SummaryLayout* layout = nullptr;
+  const std::byte* keys = nullptr;       // n_blocks key records, SummaryLayout::key_bytes() apart
+  const std::byte* values = nullptr;     // n_blocks value records
   const std::uint8_t* usable = nullptr;  // [n_blocks]; the clusters of other blocks weigh nothing
-  const float* spreads = nullptr;        // [n_blocks]: sum_d w_d qs_d^2
-  const float* log_counts = nullptr;     // [n_blocks * slots], -inf for an empty slot
-  const float* half_traces = nullptr;    // [n_blocks * slots]
-  float tail_shrink = 0.0f;
+  int n_blocks = 0;
 };
 
 struct EstimateSums {
-  float gauge;  // weights below are relative to exp(gauge); -inf when no cluster counts
+  float gauge;  // weights are relative to exp(gauge); -inf when no cluster counts
   float sum;    // of the estimates
 };
 
-// In: estimates holds the logits a. Out: estimates = m exp(a + s - gauge), tails = m exp(a - gauge) (1 + tail_shrink
-// s). The gauge is the largest exponent log m + a + s. Both arrays: [n_blocks * slots]. Thread-safe.
-EstimateSums EstimateClusters(const EstimateArgs& args, float* estimates, float* tails);
+struct EstimateArgs {
+  int n = 0;                 // query heads
+  const float* q = nullptr;  // [n][head_dim], scaled
+  float tail_shrink = 0.0f;
+  std::int64_t stride = 0;       // of estimates and tails, from query head to query head
+  std::int64_t sums_stride = 1;  // of sums
+  // Fetched meanwhile.
+  FetchHint next[2];
+};
+
+// For query head i and the range's cluster c, with a = q_i . centroid and s half the variance of q_i . k inside it:
+//   estimates[i * stride + c] = m exp(a + s - gauge),  tails[...] = m exp(a - gauge) (1 + tail_shrink s)
+// The gauge of a query head is the largest exponent log m + a + s. Products of a query with a block's steps are
+// rounded to 15 bits of the largest that they could be, so that dot products are exact in 32-bit integers.
+void EstimateClusters(const BlockRange& range, const EstimateArgs& args, float* estimates, float* tails,
+                      EstimateSums* sums);
+
+// shares[c] = sum_i factors[i] estimates[i * stride + c], keys[c] = shares[c] / members of c; -1 where c has no members
+// or its block is not usable.
+void SharesAndKeys(const BlockRange& range, int n, const float* estimates, std::int64_t stride, const float* factors,
+                   float* shares, float* keys);
+
+struct TailArgs {
+  int n = 0;                       // query heads
+  const float* weights = nullptr;  // of the range's clusters, [n] at weights_stride
+  std::int64_t weights_stride = 0;
+  // Fetched meanwhile.
+  FetchHint next[2];
+};
+
+// sums[i] = sum_c weights[i][c]; num[i * head_dim ...] += sum_c weights[i][c] (value mean of c). weights >= 0. What a
+// cluster's value mean adds to the mean of its block is weighed with 15 bits relative to the block's largest weight.
+void FoldValueMeans(const BlockRange& range, const TailArgs& args, float* sums, float* num);
+
+struct KeyMass {
+  double mass;         // of the shares with key < at, summed in double
+  std::int64_t below;  // how many keys are < at, those of clusters without members included
+};
+KeyMass MassBelow(const float* keys, const float* shares, std::int64_t n, float at);
+
+// Writes the indices with keys[c] >= at, ascending, to `indices` (room for n), and returns how many there are.
+std::int64_t IndicesFrom(const float* keys, std::int64_t n, float at, std::int32_t* indices);
 
 }  // namespace scsa

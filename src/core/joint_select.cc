@@ -3,72 +3,82 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
+#include <limits>
+
+#include "core/joint_kernels.h"
 
 namespace scsa {
 namespace {
 
-// Sign (always 0), 8 exponent bits and 3 mantissa bits: buckets an eighth of an octave to an octave wide, which leaves
-// a few clusters per bucket on real score distributions.
-constexpr int kBucketShift = 20;
-constexpr std::size_t kBuckets = std::size_t{1} << 11;
-constexpr std::uint16_t kNever = 0xFFFF;
+// So few clusters around the stop are sorted.
+constexpr std::int64_t kFew = 32;
+constexpr std::uint32_t kInfinity = std::bit_cast<std::uint32_t>(std::numeric_limits<float>::infinity());
+// First step of the search away from the last stop: a factor of two.
+constexpr std::uint32_t kFirstStep = std::uint32_t{1} << 23;
 
 struct KeyGreater {
-  std::span<const float> shares;
-  std::span<const float> rows;
-  bool operator()(std::int32_t a, std::int32_t b) const {
-    const float key_a = shares[a] / rows[a];
-    const float key_b = shares[b] / rows[b];
-    return key_a != key_b ? key_a > key_b : a < b;
-  }
+  std::span<const float> keys;
+  bool operator()(std::int32_t a, std::int32_t b) const { return keys[a] != keys[b] ? keys[a] > keys[b] : a < b; }
 };
 
 }  // namespace
 
-void JointSelector::Select(std::span<const float> shares, std::span<const float> rows, float tau,
+void JointSelector::Select(std::span<const float> shares, std::span<const float> keys, float tau,
                            std::vector<std::int32_t>& opened) {
-  const auto n = static_cast<std::int32_t>(shares.size());
+  const std::int64_t n = std::ssize(keys);
   opened.clear();
-  mass_.assign(kBuckets, 0.0);
-  bucket_.resize(shares.size());
-  for (std::int32_t c = 0; c < n; ++c) {
-    if (rows[c] <= 0.0f) {
-      bucket_[c] = kNever;
-      continue;
+  if (n == 0) return;
+  // Positive floats are ordered like their bits. The mass of the keys below `low` is below tau, that below `high` is
+  // not.
+  const auto mass_below = [&](std::uint32_t bits) {
+    return MassBelow(keys.data(), shares.data(), n, std::bit_cast<float>(bits));
+  };
+  std::uint32_t low = 0;
+  std::uint32_t high = kInfinity;
+  KeyMass below_low = mass_below(low);
+  KeyMass below_high = mass_below(high);
+  if (below_high.mass < tau) return;
+  std::uint32_t step = kFirstStep;
+  std::uint32_t probe = std::clamp<std::uint32_t>(guess_, 1, kInfinity - 1);
+  while (below_low.mass < tau && below_high.below - below_low.below > kFew && high - low > 1) {
+    const KeyMass below = mass_below(probe);
+    if (below.mass < tau) {
+      low = probe;
+      below_low = below;
+      probe = high == kInfinity && high - low > step ? low + step : low + (high - low) / 2;
+    } else {
+      high = probe;
+      below_high = below;
+      probe = low == 0 && high - low > step ? high - step : low + (high - low) / 2;
     }
-    const std::uint32_t bits = std::bit_cast<std::uint32_t>(shares[c] / rows[c]) >> kBucketShift;
-    const auto bucket = std::min<std::uint32_t>(bits, kBuckets - 1);
-    bucket_[c] = static_cast<std::uint16_t>(bucket);
-    mass_[bucket] += shares[c];
+    step *= 2;
+    if (step == 0) step = kInfinity;
   }
-  // From the smallest keys up: everything below the boundary bucket stays unopened, everything above it opens.
-  double unopened = 0.0;
-  std::size_t boundary = 0;
-  while (boundary < kBuckets && unopened + mass_[boundary] < tau) unopened += mass_[boundary++];
-  if (boundary == kBuckets) return;
+  guess_ = low;
 
+  // Clusters between the two, from the end of the order: closed while the threshold allows.
+  opened.resize(keys.size());
+  opened.resize(IndicesFrom(keys.data(), n, std::bit_cast<float>(low), opened.data()));
+  const float bound = std::bit_cast<float>(high);
   boundary_.clear();
-  for (std::int32_t c = 0; c < n; ++c) {
-    if (bucket_[c] == boundary) boundary_.push_back(c);
-  }
-  std::sort(boundary_.begin(), boundary_.end(), KeyGreater{shares, rows});
-  // Close clusters from the end of the order while the threshold allows.
+  std::ranges::copy_if(opened, std::back_inserter(boundary_), [&](std::int32_t c) { return keys[c] < bound; });
+  const KeyGreater before{keys};
+  std::ranges::sort(boundary_, before);
+  double closed = below_low.mass;
   std::size_t keep = boundary_.size();
-  while (keep > 0 && unopened + shares[boundary_[keep - 1]] < tau) unopened += shares[boundary_[--keep]];
-  for (std::size_t i = keep; i < boundary_.size(); ++i) bucket_[boundary_[i]] = kNever;
-  for (std::int32_t c = 0; c < n; ++c) {
-    if (bucket_[c] != kNever && bucket_[c] >= boundary) opened.push_back(c);
-  }
+  while (keep > 0 && closed + shares[boundary_[keep - 1]] < tau) closed += shares[boundary_[--keep]];
+  if (keep == boundary_.size()) return;
+  const std::int32_t first_closed = boundary_[keep];
+  std::erase_if(opened, [&](std::int32_t c) { return !before(c, first_closed); });
 }
 
-void JointSelector::Order(std::span<const float> shares, std::span<const float> rows, std::span<const float> taus,
+void JointSelector::Order(std::span<const float> shares, std::span<const float> keys, std::span<const float> taus,
                           std::vector<std::int32_t>& order, std::span<std::int32_t> counts) {
   order.clear();
-  for (std::int32_t c = 0; c < static_cast<std::int32_t>(shares.size()); ++c) {
-    if (rows[c] > 0.0f) order.push_back(c);
+  for (std::int32_t c = 0; c < static_cast<std::int32_t>(keys.size()); ++c) {
+    if (keys[c] >= 0.0f) order.push_back(c);
   }
-  std::sort(order.begin(), order.end(), KeyGreater{shares, rows});
+  std::ranges::sort(order, KeyGreater{keys});
   // Sums run from the small end, as in Select, so that both take the same decision at a threshold.
   std::size_t keep = order.size();
   double unopened = 0.0;

@@ -26,11 +26,17 @@ struct QuantizedQuery {
   const float* scales = nullptr;        // one per block
 };
 
-// Memory that will be read soon: a hint.
+// Memory that will be read soon: a hint. n_rows stretches of row_bytes each.
 struct FetchHint {
   const std::byte* data = nullptr;
-  std::int64_t bytes = 0;
+  std::int64_t row_bytes = 0;
+  std::int64_t stride = 0;  // bytes from stretch to stretch
+  std::int64_t n_rows = 1;
+  const std::int32_t* rows = nullptr;  // nullptr: stretch r is at r * stride, otherwise at rows[r] * stride
 };
+
+// How many scattered rows AttendRun works on before it comes to those that it has fetched itself.
+inline constexpr std::int64_t kFirstRows = 64;
 
 // A run of rows that share strides and formats, attended by the n query vectors.
 struct RunArgs {
@@ -50,7 +56,8 @@ struct RunArgs {
   DType v_type = DType::kF16;
   std::int64_t n_rows = 0;
   // nullptr: the rows follow each other. Otherwise n_rows places: row r is at k + rows[r] * k_stride (v likewise), and
-  // `visible` must be nullptr.
+  // `visible` must be nullptr. Scattered rows defeat the hardware's prefetchers: kFirstRows of them should have been
+  // fetched already (FetchHint::rows); AttendRun fetches the later ones as it goes.
   const std::int32_t* rows = nullptr;
 
   // nullptr: every query vector sees every row. Otherwise n bitmaps; bit (first_bit + r) of visible[i] (counted in
@@ -71,9 +78,9 @@ void ScoreRows(int head_dim, int n, const float* q, const std::byte* k, std::int
                std::int64_t n_rows, float* logits, std::int64_t logits_stride);
 
 // num[i] += sum_r weights[i * weights_stride + r] v_r for n vectors of weights over n_rows rows of any format, num
-// being [n][head_dim]. rows: nullptr, or n_rows places as in RunArgs.
+// being [n][head_dim].
 void AccumulateRows(int head_dim, int n, const float* weights, std::int64_t weights_stride, const std::byte* v,
-                    std::int64_t v_stride, DType v_type, const std::int32_t* rows, std::int64_t n_rows, float* num);
+                    std::int64_t v_stride, DType v_type, std::int64_t n_rows, float* num);
 
 // Folds state `src` into `dst` (both of n vectors).
 void MergeStates(int head_dim, int n, const SoftmaxState& src, const SoftmaxState& dst);

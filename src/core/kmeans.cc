@@ -41,7 +41,7 @@ class Splitter {
   }
   void WeightedSum(int lo, int n, float* sum) {
     std::fill_n(sum, head_dim_, 0.0f);
-    AccumulateRows(head_dim_, 1, s_.weights.data(), n, Bytes(Row(lo)), row_bytes_, DType::kF32, nullptr, n, sum);
+    AccumulateRows(head_dim_, 1, s_.weights.data(), n, Bytes(Row(lo)), row_bytes_, DType::kF32, n, sum);
   }
 
   void OrderByPrincipalDirection(int lo, int hi) {

@@ -17,6 +17,15 @@
 
 namespace scsa {
 
+// For loops that wait for another thread.
+inline void PauseThread() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 // Calls fn(task, thread) once for every task in [0, n_tasks), thread in [0, n_threads), and waits for all of them.
 // Tasks are handed out in ascending order as threads become free. Runs on the calling thread alone when n_threads <= 1,
 // when there is only one task, or inside a parallel region. fn must not throw.

@@ -32,6 +32,14 @@
 #define SCSA_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+// Targets with 32 vector registers hold larger register blocks.
+#undef SCSA_MANY_REGISTERS
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON
+#define SCSA_MANY_REGISTERS 1
+#else
+#define SCSA_MANY_REGISTERS 0
+#endif
+
 HWY_BEFORE_NAMESPACE();
 namespace scsa {
 namespace HWY_NAMESPACE {

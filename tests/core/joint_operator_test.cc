@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
 #include <numeric>
 #include <vector>
 
@@ -68,28 +70,38 @@ class JointOperatorTest : public ::testing::Test {
   struct Cluster {
     std::vector<std::int64_t> rows;
     Vector centroid, value_mean, shape;
+    Vector key_step, value_step;
     double half_trace = 0;
   };
   std::vector<Cluster> UsableClusters(int kv_head) const {
     std::vector<Cluster> clusters;
     const HeadSummaries& h = plan_->head(kv_head);
-    const std::size_t row_bytes = RowBytes(DType::kQ8_0, shape_.head_dim);
+    const SummaryLayout& layout = plan_->layout();
     for (int b = 0; b < plan_->n_blocks(); ++b) {
       bool usable = plan_->built(b);
       for (std::int64_t r = plan_->FirstRow(b); r < plan_->EndRow(b); ++r) usable = usable && visible_[r];
       if (!usable) continue;
+      const ConstKeyRecord keys = layout.Keys(plan_->key_record(kv_head, b));
+      const ConstValueRecord values = layout.Values(plan_->value_record(kv_head, b));
       for (int slot = 0; slot < plan_->slots(); ++slot) {
-        const int c = b * plan_->slots() + slot;
         Cluster cluster;
         const int at = b * (plan_->slots() + 1) + slot;
         for (int i = h.offsets[at]; i < h.offsets[at + 1]; ++i) {
           cluster.rows.push_back(std::int64_t{b} * plan_->block_rows() + h.members[b * plan_->block_rows() + i]);
         }
         if (cluster.rows.empty()) continue;
-        cluster.centroid = test::DecodedRow(h.centroids.data() + c * row_bytes, DType::kQ8_0, shape_.head_dim);
-        cluster.value_mean = test::DecodedRow(h.value_means.data() + c * row_bytes, DType::kQ8_0, shape_.head_dim);
-        cluster.shape = test::ToDouble(h.shapes.data() + std::int64_t{b} * shape_.head_dim, shape_.head_dim);
-        cluster.half_trace = h.half_traces[c];
+        for (int d = 0; d < shape_.head_dim; ++d) {
+          cluster.centroid.push_back(keys.mean[d] +
+                                     static_cast<double>(keys.step[d]) * keys.centroids[layout.CentroidAt(slot, d)]);
+          cluster.value_mean.push_back(values.mean[d] +
+                                       static_cast<double>(values.step[d]) * values.means[layout.ValueAt(slot, d)]);
+        }
+        cluster.shape = test::ToDouble(keys.shape, shape_.head_dim);
+        cluster.key_step = test::ToDouble(keys.step, shape_.head_dim);
+        cluster.value_step = test::ToDouble(values.step, shape_.head_dim);
+        cluster.half_trace = keys.half_traces[slot];
+        EXPECT_EQ(keys.counts[slot], static_cast<float>(cluster.rows.size()));
+        EXPECT_FLOAT_EQ(keys.log_counts[slot], std::log(static_cast<float>(cluster.rows.size())));
         clusters.push_back(cluster);
       }
     }
@@ -197,6 +209,48 @@ class JointOperatorTest : public ::testing::Test {
   Workspace workspace_;
 };
 
+// What the other tests take from the plan follows from the cached rows.
+TEST_F(JointOperatorTest, SummariesDescribeTheirRows) {
+  Build({4, 2, 40}, 700, 10, SmallBlocks());
+  for (int kv_head = 0; kv_head < 2; ++kv_head) {
+    std::map<std::int64_t, Vector> variances;  // per block, summed over the rows
+    std::vector<int> uses(640, 0);
+    const std::vector<Cluster> clusters = UsableClusters(kv_head);
+    for (const Cluster& cluster : clusters) {
+      const auto count = static_cast<double>(cluster.rows.size());
+      Vector key_mean(40, 0.0), value_mean(40, 0.0), variance(40, 0.0);
+      for (const std::int64_t r : cluster.rows) {
+        ++uses.at(r);
+        for (int d = 0; d < 40; ++d) {
+          key_mean[d] += cache_->DecodedKey(r, kv_head)[d] / count;
+          value_mean[d] += cache_->DecodedValue(r, kv_head)[d] / count;
+        }
+      }
+      for (const std::int64_t r : cluster.rows) {
+        for (int d = 0; d < 40; ++d) variance[d] += std::pow(cache_->DecodedKey(r, kv_head)[d] - key_mean[d], 2);
+      }
+      Vector& block = variances.try_emplace(cluster.rows[0] / 64, Vector(40, 0.0)).first->second;
+      double trace = 0;
+      for (int d = 0; d < 40; ++d) {
+        EXPECT_NEAR(cluster.centroid[d], key_mean[d], 0.5001 * cluster.key_step[d] + 1e-6);
+        EXPECT_NEAR(cluster.value_mean[d], value_mean[d], 0.5001 * cluster.value_step[d] + 1e-6);
+        trace += variance[d];
+        block[d] += variance[d];
+      }
+      EXPECT_NEAR(cluster.half_trace, trace / count / 2, 1e-5 * trace + 1e-10);
+    }
+    for (const Cluster& cluster : clusters) {
+      const Vector& block = variances.at(cluster.rows[0] / 64);
+      const double total = std::accumulate(block.begin(), block.end(), 0.0);
+      for (int d = 0; d < 40; ++d) EXPECT_NEAR(cluster.shape[d], block[d] / total, 1e-6);
+    }
+    // Every row but the first ones is in one cluster.
+    std::vector<int> expected(640, 1);
+    std::fill_n(expected.begin(), config_.sink, 0);
+    EXPECT_EQ(uses, expected);
+  }
+}
+
 TEST_F(JointOperatorTest, FollowsTheFormulasOnEveryTarget) {
   test::OnEveryTarget([&] {
     Build({6, 2, 40}, 1000, 15, SmallBlocks());
@@ -247,7 +301,7 @@ TEST_F(JointOperatorTest, EqualValuesComeBackWhateverIsOpened) {
   const std::vector<int> blocks = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
   ASSERT_TRUE(plan_->Build(kv_, blocks, 1).ok());
   for (const float tau : {1.0f, 0.3f, 0.01f, 0.0f}) {
-    for (const float x : Attend(tau)) EXPECT_NEAR(x, 0.75f, 1e-3f) << "tau " << tau;  // 8-bit value means
+    for (const float x : Attend(tau)) EXPECT_NEAR(x, 0.75f, 2e-6f) << "tau " << tau;
   }
 }
 
@@ -255,6 +309,26 @@ TEST_F(JointOperatorTest, BitsDoNotDependOnThreads) {
   Build({9, 3, 64}, 3000, 46, SmallBlocks());
   const std::vector<float> one = Attend(0.02f, 1);
   for (const int n_threads : {2, 3, 7}) EXPECT_EQ(Attend(0.02f, n_threads), one);
+}
+
+// The second half of a step waits for the first inside one parallel region, head by head.
+TEST_F(JointOperatorTest, ManyHeadsOnManyThreadsGiveTheSameBitsAgainAndAgain) {
+  Build({24, 12, 16}, 1500, 22, SmallBlocks());
+  LayerStats stats;
+  const std::vector<float> one = Attend(0.02f, 1, &stats);
+  for (int repetition = 0; repetition < 200; ++repetition) {
+    const int n_threads = 2 + repetition % 5;
+    LayerStats again;
+    ASSERT_EQ(Attend(0.02f, n_threads, &again), one) << n_threads << " threads, repetition " << repetition;
+    ASSERT_EQ(again.union_rows, stats.union_rows);
+    ASSERT_EQ(again.bytes_read, stats.bytes_read);
+  }
+}
+
+TEST_F(JointOperatorTest, MoreThreadsThanPartsDoNotWaitForEver) {
+  Build({2, 1, 16}, 64, 1, SmallBlocks());
+  const std::vector<float> one = Attend(0.02f, 1);
+  for (int repetition = 0; repetition < 50; ++repetition) ASSERT_EQ(Attend(0.02f, 16), one);
 }
 
 TEST_F(JointOperatorTest, ReplayIsWhatStoppingThereGives) {

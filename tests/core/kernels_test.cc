@@ -521,24 +521,18 @@ TEST_P(KernelsTest, AccumulatesWeightedRows) {
           const std::int64_t stride = count + 3;
           const std::vector<float> weights = RandomVector(static_cast<std::size_t>(n * stride), 1.0f, &generator);
           const std::vector<float> before = RandomVector(static_cast<std::size_t>(n) * dims, 1.0f, &generator);
-          const std::vector<std::int32_t> places = RandomPlaces(static_cast<std::size_t>(count), kRows, &generator);
-          for (const bool scattered : {false, true}) {
-            std::vector<float> num = before;
-            AccumulateRows(head_dim, n, weights.data(), stride, rows.data, rows.stride, type,
-                           scattered ? places.data() : nullptr, count, num.data());
-            for (std::size_t at = 0; at < num.size(); ++at) {
-              double expected = before[at];
-              double magnitude = std::fabs(before[at]);
-              for (std::int64_t r = 0; r < count; ++r) {
-                const auto row = static_cast<std::size_t>(scattered ? places[static_cast<std::size_t>(r)] : r);
-                const double weight =
-                    weights[at / dims * static_cast<std::size_t>(stride) + static_cast<std::size_t>(r)];
-                expected += weight * rows.decoded[row][at % dims];
-                magnitude += std::fabs(weight * rows.decoded[row][at % dims]);
-              }
-              ASSERT_NEAR(num[at], expected, 1e-6 * magnitude)
-                  << testing::Name(type) << " head_dim " << head_dim << " rows " << count << " n " << n;
+          std::vector<float> num = before;
+          AccumulateRows(head_dim, n, weights.data(), stride, rows.data, rows.stride, type, count, num.data());
+          for (std::size_t at = 0; at < num.size(); ++at) {
+            double expected = before[at];
+            double magnitude = std::fabs(before[at]);
+            for (std::size_t r = 0; r < static_cast<std::size_t>(count); ++r) {
+              const double weight = weights[at / dims * static_cast<std::size_t>(stride) + r];
+              expected += weight * rows.decoded[r][at % dims];
+              magnitude += std::fabs(weight * rows.decoded[r][at % dims]);
             }
+            ASSERT_NEAR(num[at], expected, 1e-6 * magnitude)
+                << testing::Name(type) << " head_dim " << head_dim << " rows " << count << " n " << n;
           }
         }
       }

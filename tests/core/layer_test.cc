@@ -187,7 +187,7 @@ PlainHead PlainSparse(const Layer& layer, const SyntheticCache& cache, const std
     double captured = exact_mass;
     for (std::size_t i = 0; i < clusters.size(); ++i) {
       if (is_open[i]) {
-        captured += clusters[i].block->RowsOf(clusters[i].index) * std::exp(clusters[i].a);
+        captured += static_cast<double>(clusters[i].block->RowsOf(clusters[i].index)) * std::exp(clusters[i].a);
       } else {
         closed += std::exp(clusters[i].priority);
       }

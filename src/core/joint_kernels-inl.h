@@ -1,0 +1,546 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels over block summaries. Per-target code: included once per SIMD target.
+
+#if defined(SCSA_CORE_JOINT_KERNELS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SCSA_CORE_JOINT_KERNELS_INL_H_
+#undef SCSA_CORE_JOINT_KERNELS_INL_H_
+#else
+#define SCSA_CORE_JOINT_KERNELS_INL_H_
+#endif
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/fetch-inl.h"
+#include "core/joint_kernels.h"
+#include "core/rows-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace scsa {
+namespace HWY_NAMESPACE {
+
+// Query heads that share a pass over the centroids or value means.
+inline constexpr std::size_t kHeadSlab = 4;
+
+// Inner loops fetch once in so many turns: a step costs as much as a turn.
+inline constexpr std::size_t kStepEvery = 4;
+
+// Clusters whose weights are rounded together, a block as a rule: sums of so many products of 16 and 8 bits stay below
+// 2^31.
+inline constexpr std::size_t kMaxBatch = 128;
+
+// Queries of a slab in the frame of one block.
+template <std::size_t kQueries>
+struct FramedQueries {
+  HWY_ALIGN std::int16_t values[kQueries][kMaxHeadDim];  // q_d step_d / scale
+  float scale[kQueries];
+  float offset[kQueries];  // q . mean
+  float spread[kQueries];  // sum_d shape_d q_d^2
+};
+
+// 15 bits: sums of kMaxHeadDim products with 8-bit values stay below 2^31.
+inline constexpr float kQuerySteps = 16383.0f;
+
+// largest[i]: the largest magnitude of q_i.
+template <std::size_t kQueries>
+HWY_INLINE void FrameQueries(const float* HWY_RESTRICT q, const float* largest, const ConstKeyRecord& record,
+                             std::size_t head_dim, FramedQueries<kQueries>* HWY_RESTRICT out) {
+  const EightTag d;
+  const hn::Rebind<std::int16_t, EightTag> d16;
+  using V = hn::VFromD<EightTag>;
+  V inverse[kQueries], offset[kQueries], spread[kQueries];
+  SCSA_UNROLL
+  for (std::size_t i = 0; i < kQueries; ++i) {
+    out->scale[i] = largest[i] * record.largest_step[0] / kQuerySteps;
+    // Where the scale would be subnormal, the query's part beyond the offset is nothing.
+    inverse[i] = hn::Set(d, out->scale[i] > 1e-37f ? 1.0f / out->scale[i] : 0.0f);
+    offset[i] = hn::Zero(d);
+    spread[i] = hn::Zero(d);
+  }
+  for (std::size_t dim = 0; dim < head_dim; dim += hn::Lanes(d)) {
+    const V step = hn::LoadU(d, record.step + dim);
+    const V mean = hn::LoadU(d, record.mean + dim);
+    const V shape = hn::LoadU(d, record.shape + dim);
+    SCSA_UNROLL
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      const V x = hn::LoadU(d, q + i * head_dim + dim);
+      offset[i] = hn::MulAdd(x, mean, offset[i]);
+      spread[i] = hn::MulAdd(hn::Mul(x, x), shape, spread[i]);
+      const auto rounded = hn::NearestInt(hn::Mul(hn::Mul(x, step), inverse[i]));
+      hn::StoreU(hn::DemoteTo(d16, rounded), d16, out->values[i] + dim);
+    }
+  }
+  SCSA_UNROLL
+  for (std::size_t i = 0; i < kQueries; ++i) {
+    out->offset[i] = hn::GetLane(hn::SumOfLanes(d, offset[i]));
+    out->spread[i] = hn::GetLane(hn::SumOfLanes(d, spread[i]));
+  }
+}
+
+inline float LargestMagnitude(const float* q, std::size_t n) {
+  const EightTag d;
+  auto largest = hn::Zero(d);
+  for (std::size_t i = 0; i < n; i += hn::Lanes(d)) largest = hn::Max(largest, hn::Abs(hn::LoadU(d, q + i)));
+  return hn::GetLane(hn::MaxOfLanes(d, largest));
+}
+
+// Sums of products of neighbouring pairs of 16-bit integers, added to `sum`.
+template <class D32, class V16>
+HWY_INLINE hn::VFromD<D32> AddPairs(D32 d32, V16 a, V16 b, hn::VFromD<D32> sum) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  // On x86 this adds neighbouring products and leaves the second sum alone.
+  auto unused = hn::Zero(d32);
+  return hn::ReorderWidenMulAccumulate(d32, a, b, sum, unused);
+#else
+  const auto wa = hn::BitCast(d32, a);
+  const auto wb = hn::BitCast(d32, b);
+  const auto low = hn::Mul(hn::ShiftRight<16>(hn::ShiftLeft<16>(wa)), hn::ShiftRight<16>(hn::ShiftLeft<16>(wb)));
+  return hn::Add(sum, hn::Add(low, hn::Mul(hn::ShiftRight<16>(wa), hn::ShiftRight<16>(wb))));
+#endif
+}
+
+// dots[i * stride + c] = the integer dot product of query i with cluster c of kGroups groups of 8. pairs: of
+// dimensions.
+template <std::size_t kQueries, std::size_t kGroups>
+HWY_INLINE void DotGroups(const FramedQueries<kQueries>& q, const std::int8_t* HWY_RESTRICT centroids,
+                          std::size_t pairs, std::int32_t* HWY_RESTRICT dots, std::size_t stride, Fetcher& fetch) {
+#if HWY_TARGET == HWY_SCALAR
+  // One-lane vectors hold no pairs.
+  fetch.Step(pairs * kGroups);
+  for (std::size_t g = 0; g < kGroups; ++g) {
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      std::int32_t sums[kClusterGroup] = {};
+      for (std::size_t p = 0; p < pairs; ++p) {
+        const std::int8_t* at = centroids + (g * pairs + p) * 2 * kClusterGroup;
+        for (std::size_t c = 0; c < kClusterGroup; ++c) {
+          sums[c] += at[2 * c] * q.values[i][2 * p] + at[2 * c + 1] * q.values[i][2 * p + 1];
+        }
+      }
+      std::copy_n(sums, kClusterGroup, dots + i * stride + g * kClusterGroup);
+    }
+  }
+#else
+  const hn::CappedTag<std::int32_t, kClusterGroup> d32;
+  const hn::Repartition<std::int16_t, decltype(d32)> d16;
+  const hn::Rebind<std::int8_t, decltype(d16)> d8;
+  using V = hn::VFromD<decltype(d32)>;
+  constexpr std::size_t kLanes = hn::MaxLanes(decltype(d32)());
+  constexpr std::size_t kParts = kClusterGroup / kLanes;
+  V acc[kGroups][kQueries][kParts];
+  SCSA_UNROLL
+  for (std::size_t g = 0; g < kGroups; ++g) {
+    SCSA_UNROLL
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      SCSA_UNROLL
+      for (std::size_t part = 0; part < kParts; ++part) acc[g][i][part] = hn::Zero(d32);
+    }
+  }
+  for (std::size_t p = 0; p < pairs; ++p) {
+    if (p % kStepEvery == 0) fetch.Step(kStepEvery * kGroups);
+    hn::VFromD<decltype(d16)> query[kQueries];
+    SCSA_UNROLL
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      std::int32_t pair;
+      std::memcpy(&pair, q.values[i] + 2 * p, sizeof(pair));
+      query[i] = hn::BitCast(d16, hn::Set(d32, pair));
+    }
+    SCSA_UNROLL
+    for (std::size_t g = 0; g < kGroups; ++g) {
+      const std::int8_t* at = centroids + (g * pairs + p) * 2 * kClusterGroup;
+      SCSA_UNROLL
+      for (std::size_t part = 0; part < kParts; ++part) {
+        const auto k = hn::PromoteTo(d16, hn::LoadU(d8, at + part * 2 * kLanes));
+        SCSA_UNROLL
+        for (std::size_t i = 0; i < kQueries; ++i) acc[g][i][part] = AddPairs(d32, k, query[i], acc[g][i][part]);
+      }
+    }
+  }
+  SCSA_UNROLL
+  for (std::size_t g = 0; g < kGroups; ++g) {
+    SCSA_UNROLL
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      SCSA_UNROLL
+      for (std::size_t part = 0; part < kParts; ++part) {
+        hn::StoreU(acc[g][i][part], d32, dots + i * stride + g * kClusterGroup + part * kLanes);
+      }
+    }
+  }
+#endif
+}
+
+// Accumulators of kGroups groups, one vector per query and one for a centroid share the registers.
+template <std::size_t kQueries>
+inline constexpr std::size_t kScoreGroups = SCSA_MANY_REGISTERS || kQueries <= 2 ? 4 : 2;
+
+// Exponents log m + a + s of one block's clusters into `estimates`, and s into `tails`.
+template <std::size_t kQueries>
+HWY_NOINLINE void BlockExponents(const SummaryLayout& layout, const ConstKeyRecord& record, const float* q,
+                                 const float* largest_of, float* HWY_RESTRICT estimates, float* HWY_RESTRICT tails,
+                                 std::int64_t stride, float* HWY_RESTRICT gauges, Fetcher& fetch) {
+  const EightTag d;
+  const hn::RebindToSigned<EightTag> d32;
+  const auto head_dim = static_cast<std::size_t>(layout.head_dim());
+  const auto slots = static_cast<std::size_t>(layout.slots());
+  const std::size_t pairs = head_dim / 2;
+  FramedQueries<kQueries> framed;
+  FrameQueries<kQueries>(q, largest_of, record, head_dim, &framed);
+  constexpr std::size_t kGroups = kScoreGroups<kQueries>;
+  constexpr std::size_t kAtOnce = kGroups * kClusterGroup;
+  HWY_ALIGN std::int32_t dots[kQueries * kAtOnce];
+  hn::VFromD<EightTag> largest[kQueries];
+  SCSA_UNROLL
+  for (std::size_t i = 0; i < kQueries; ++i) largest[i] = hn::Set(d, gauges[i]);
+  for (std::size_t c = 0; c < slots;) {
+    const std::int8_t* centroids = record.centroids + c * head_dim;
+    std::size_t n = kClusterGroup;
+    if (slots - c >= kAtOnce) {
+      n = kAtOnce;
+      DotGroups<kQueries, kGroups>(framed, centroids, pairs, dots, kAtOnce, fetch);
+    } else {
+      DotGroups<kQueries, 1>(framed, centroids, pairs, dots, kAtOnce, fetch);
+    }
+    SCSA_UNROLL
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      const auto scale = hn::Set(d, framed.scale[i]);
+      const auto offset = hn::Set(d, framed.offset[i]);
+      const auto spread = hn::Set(d, framed.spread[i]);
+      float* exponents = estimates + static_cast<std::int64_t>(i) * stride + static_cast<std::int64_t>(c);
+      float* halves = tails + static_cast<std::int64_t>(i) * stride + static_cast<std::int64_t>(c);
+      for (std::size_t j = 0; j < n; j += hn::Lanes(d)) {
+        const auto dot = hn::ConvertTo(d, hn::Load(d32, dots + i * kAtOnce + j));
+        const auto s = hn::Mul(hn::LoadU(d, record.half_traces + c + j), spread);
+        const auto a = hn::MulAdd(dot, scale, offset);
+        const auto exponent = hn::Add(hn::Add(hn::LoadU(d, record.log_counts + c + j), a), s);
+        hn::StoreU(s, d, halves + j);
+        hn::StoreU(exponent, d, exponents + j);
+        largest[i] = hn::Max(largest[i], exponent);
+      }
+    }
+    c += n;
+  }
+  SCSA_UNROLL
+  for (std::size_t i = 0; i < kQueries; ++i) gauges[i] = hn::GetLane(hn::MaxOfLanes(d, largest[i]));
+}
+
+using ExponentFunction = void (*)(const SummaryLayout&, const ConstKeyRecord&, const float*, const float*, float*,
+                                  float*, std::int64_t, float*, Fetcher&);
+inline constexpr ExponentFunction kExponentFunctions[kHeadSlab] = {&BlockExponents<1>, &BlockExponents<2>,
+                                                                   &BlockExponents<3>, &BlockExponents<4>};
+
+// Exponents into estimates and tails, relative to the gauge.
+inline EstimateSums Exponentiate(std::size_t n, float gauge, float tail_shrink, float* HWY_RESTRICT estimates,
+                                 float* HWY_RESTRICT tails) {
+  const EightTag d;
+  if (!(gauge > -HUGE_VALF)) {
+    std::fill_n(estimates, n, 0.0f);
+    std::fill_n(tails, n, 0.0f);
+    return {-HUGE_VALF, 0.0f};
+  }
+  const auto shift = hn::Set(d, gauge);
+  const auto shrink = hn::Set(d, tail_shrink);
+  const auto one = hn::Set(d, 1.0f);
+  auto sum = hn::Zero(d);
+  for (std::size_t c = 0; c < n; c += hn::Lanes(d)) {
+    const auto exponent = hn::Sub(hn::LoadU(d, estimates + c), shift);
+    const auto s = hn::LoadU(d, tails + c);
+    const auto estimate = ExpNonPositive(d, exponent);
+    const auto tail = hn::Mul(ExpNonPositive(d, hn::Sub(exponent, s)), hn::MulAdd(shrink, s, one));
+    hn::StoreU(estimate, d, estimates + c);
+    hn::StoreU(tail, d, tails + c);
+    sum = hn::Add(sum, estimate);
+  }
+  return {gauge, hn::GetLane(hn::SumOfLanes(d, sum))};
+}
+
+void EstimateClustersTarget(const BlockRange& range, const EstimateArgs& args, float* estimates, float* tails,
+                            EstimateSums* sums) {
+  const SummaryLayout& layout = *range.layout;
+  const std::int64_t head_dim = layout.head_dim();
+  const std::int64_t slots = layout.slots();
+  const std::int64_t n_slabs =
+      (args.n + static_cast<std::int64_t>(kHeadSlab) - 1) / static_cast<std::int64_t>(kHeadSlab);
+  // One step per pair of dimensions and group of clusters; the hints take turns.
+  const std::int64_t block_steps = n_slabs * (slots / kClusterGroup) * head_dim / 2;
+  Fetcher fetch[2] = {Fetcher(args.next[0], (range.n_blocks + 1) / 2 * block_steps),
+                      Fetcher(args.next[1], std::max(1, range.n_blocks / 2) * block_steps)};
+  for (std::int64_t i = 0; i < args.n; i += kHeadSlab) {
+    const std::int64_t heads = std::min<std::int64_t>(kHeadSlab, args.n - i);
+    float gauges[kHeadSlab];
+    float largest[kHeadSlab];
+    for (std::int64_t h = 0; h < heads; ++h) {
+      gauges[h] = -HUGE_VALF;
+      largest[h] = LargestMagnitude(args.q + (i + h) * head_dim, static_cast<std::size_t>(head_dim));
+    }
+    for (std::int64_t b = 0; b < range.n_blocks; ++b) {
+      float* block_estimates = estimates + i * args.stride + b * slots;
+      float* block_tails = tails + i * args.stride + b * slots;
+      if (range.usable[b] == 0) {
+        for (std::int64_t h = 0; h < heads; ++h) {
+          std::fill_n(block_estimates + h * args.stride, slots, -HUGE_VALF);
+          std::fill_n(block_tails + h * args.stride, slots, 0.0f);
+        }
+        continue;
+      }
+      const ConstKeyRecord record = layout.Keys(range.keys + static_cast<std::size_t>(b) * layout.key_bytes());
+      kExponentFunctions[heads - 1](layout, record, args.q + i * head_dim, largest, block_estimates, block_tails,
+                                    args.stride, gauges, fetch[b % 2]);
+    }
+    for (std::int64_t h = 0; h < heads; ++h) {
+      sums[(i + h) * args.sums_stride] =
+          Exponentiate(static_cast<std::size_t>(range.n_blocks * slots), gauges[h], args.tail_shrink,
+                       estimates + (i + h) * args.stride, tails + (i + h) * args.stride);
+    }
+  }
+}
+
+void SharesAndKeysTarget(const BlockRange& range, int n, const float* estimates, std::int64_t stride,
+                         const float* factors, float* shares, float* keys) {
+  const EightTag d;
+  const SummaryLayout& layout = *range.layout;
+  const std::int64_t slots = layout.slots();
+  const auto none = hn::Set(d, -1.0f);
+  for (std::int64_t b = 0; b < range.n_blocks; ++b) {
+    if (range.usable[b] == 0) {
+      std::fill_n(shares + b * slots, slots, 0.0f);
+      std::fill_n(keys + b * slots, slots, -1.0f);
+      continue;
+    }
+    const ConstKeyRecord record = layout.Keys(range.keys + static_cast<std::size_t>(b) * layout.key_bytes());
+    for (std::int64_t c = 0; c < slots; c += static_cast<std::int64_t>(hn::Lanes(d))) {
+      auto share = hn::Zero(d);
+      for (std::int64_t i = 0; i < n; ++i) {
+        share = hn::MulAdd(hn::Set(d, factors[i]), hn::LoadU(d, estimates + i * stride + b * slots + c), share);
+      }
+      const auto count = hn::LoadU(d, record.counts + c);
+      hn::StoreU(share, d, shares + b * slots + c);
+      hn::StoreU(hn::IfThenElse(hn::Gt(count, hn::Zero(d)), hn::Div(share, count), none), d, keys + b * slots + c);
+    }
+  }
+}
+
+// Weights of one block's clusters for a slab of query heads, as 16-bit integers of pairs.
+template <std::size_t kQueries>
+struct BlockWeights {
+  HWY_ALIGN std::int16_t values[kQueries][kMaxBatch];
+  float scale[kQueries];  // of the integers
+  float sum[kQueries];    // of the weights themselves
+};
+
+// num[i][dim0 ...] += sum_c weights[i][c] (value mean of c), for kVecs vectors of dimensions.
+template <std::size_t kQueries, std::size_t kVecs>
+HWY_INLINE void AddMeansBlock(std::size_t dim0, std::size_t head_dim, const ConstValueRecord& record,
+                              const std::int8_t* means, std::size_t n_pairs, const BlockWeights<kQueries>& weights,
+                              float* const* num, Fetcher& fetch_k, Fetcher& fetch_v) {
+  const EightTag d;
+  using V = hn::VFromD<EightTag>;
+  constexpr std::size_t kLanes = hn::MaxLanes(EightTag());
+#if HWY_TARGET == HWY_SCALAR
+  if (dim0 % 8 == 0) {
+    fetch_k.Step(n_pairs);
+    fetch_v.Step(n_pairs);
+  }
+  std::int32_t acc[kQueries][kVecs] = {};
+  for (std::size_t p = 0; p < n_pairs; ++p) {
+    for (std::size_t v = 0; v < kVecs; ++v) {
+      const std::int8_t* at = means + (p * head_dim + dim0 + v) * 2;
+      for (std::size_t i = 0; i < kQueries; ++i) {
+        acc[i][v] += at[0] * weights.values[i][2 * p] + at[1] * weights.values[i][2 * p + 1];
+      }
+    }
+  }
+  const auto converted = [&](std::size_t i, std::size_t v) { return hn::Set(d, static_cast<float>(acc[i][v])); };
+#else
+  const hn::RebindToSigned<EightTag> d32;
+  const hn::Repartition<std::int16_t, decltype(d32)> d16;
+  const hn::Rebind<std::int8_t, decltype(d16)> d8;
+  hn::VFromD<decltype(d32)> acc[kQueries][kVecs];
+  SCSA_UNROLL
+  for (std::size_t i = 0; i < kQueries; ++i) {
+    SCSA_UNROLL
+    for (std::size_t v = 0; v < kVecs; ++v) acc[i][v] = hn::Zero(d32);
+  }
+  for (std::size_t p = 0; p < n_pairs; ++p) {
+    if (p % kStepEvery == 0) {
+      fetch_k.Step(kStepEvery * kVecs * kLanes / 8);
+      fetch_v.Step(kStepEvery * kVecs * kLanes / 8);
+    }
+    hn::VFromD<decltype(d16)> both[kQueries];
+    SCSA_UNROLL
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      std::int32_t pair;
+      std::memcpy(&pair, weights.values[i] + 2 * p, sizeof(pair));
+      both[i] = hn::BitCast(d16, hn::Set(d32, pair));
+    }
+    const std::int8_t* at = means + (p * head_dim + dim0) * 2;
+    SCSA_UNROLL
+    for (std::size_t v = 0; v < kVecs; ++v) {
+      const auto values = hn::PromoteTo(d16, hn::LoadU(d8, at + v * 2 * kLanes));
+      SCSA_UNROLL
+      for (std::size_t i = 0; i < kQueries; ++i) acc[i][v] = AddPairs(d32, values, both[i], acc[i][v]);
+    }
+  }
+  const auto converted = [&](std::size_t i, std::size_t v) { return hn::ConvertTo(d, acc[i][v]); };
+#endif
+  SCSA_UNROLL
+  for (std::size_t v = 0; v < kVecs; ++v) {
+    const std::size_t dim = dim0 + v * kLanes;
+    const V step = hn::LoadU(d, record.step + dim);
+    const V mean = hn::LoadU(d, record.mean + dim);
+    SCSA_UNROLL
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      const V deviation = hn::Mul(step, hn::Set(d, weights.scale[i]));
+      const V sum = hn::MulAdd(converted(i, v), deviation, hn::LoadU(d, num[i] + dim));
+      hn::StoreU(hn::MulAdd(hn::Set(d, weights.sum[i]), mean, sum), d, num[i] + dim);
+    }
+  }
+}
+
+template <std::size_t kQueries, std::size_t kVecs>
+HWY_INLINE void AddMeansBlocks(std::size_t dim, std::size_t head_dim, const ConstValueRecord& record,
+                               const std::int8_t* means, std::size_t n_pairs, const BlockWeights<kQueries>& weights,
+                               float* const* num, Fetcher& fetch_k, Fetcher& fetch_v) {
+  constexpr std::size_t kStep = kVecs * hn::MaxLanes(EightTag());
+  for (; dim + kStep <= head_dim; dim += kStep) {
+    AddMeansBlock<kQueries, kVecs>(dim, head_dim, record, means, n_pairs, weights, num, fetch_k, fetch_v);
+  }
+  if constexpr (kVecs > 1) {
+    AddMeansBlocks<kQueries, kVecs / 2>(dim, head_dim, record, means, n_pairs, weights, num, fetch_k, fetch_v);
+  }
+}
+
+// Weights relative to the block's largest: a cluster that weighs less than 2^-16 of it counts through the block's mean.
+template <std::size_t kQueries>
+HWY_INLINE void RoundWeights(const float* HWY_RESTRICT weights, std::int64_t stride, std::size_t n,
+                             BlockWeights<kQueries>* HWY_RESTRICT out) {
+  const EightTag d;
+  const hn::Rebind<std::int16_t, EightTag> d16;
+  constexpr float kSteps = 32767.0f;
+  for (std::size_t i = 0; i < kQueries; ++i) {
+    const float* from = weights + static_cast<std::int64_t>(i) * stride;
+    auto largest = hn::Zero(d);
+    auto sum = hn::Zero(d);
+    for (std::size_t c = 0; c < n; c += hn::Lanes(d)) {
+      const auto weight = hn::LoadU(d, from + c);
+      largest = hn::Max(largest, weight);
+      sum = hn::Add(sum, weight);
+    }
+    out->sum[i] = hn::GetLane(hn::SumOfLanes(d, sum));
+    out->scale[i] = hn::GetLane(hn::MaxOfLanes(d, largest)) / kSteps;
+    const auto inverse = hn::Set(d, out->scale[i] > 1e-37f ? 1.0f / out->scale[i] : 0.0f);
+    for (std::size_t c = 0; c < n; c += hn::Lanes(d)) {
+      const auto rounded = hn::NearestInt(hn::Mul(hn::LoadU(d, from + c), inverse));
+      hn::StoreU(hn::DemoteTo(d16, rounded), d16, out->values[i] + c);
+    }
+  }
+}
+
+// One batch of a block's clusters for a slab of query heads. sums[i] += its weights.
+template <std::size_t kQueries>
+HWY_NOINLINE void AddMeans(std::size_t head_dim, const ConstValueRecord& record, const std::int8_t* means,
+                           std::size_t n, const float* weights, std::int64_t weights_stride, float* sums,
+                           float* const* num, Fetcher& fetch_k, Fetcher& fetch_v) {
+  BlockWeights<kQueries> rounded;
+  RoundWeights<kQueries>(weights, weights_stride, n, &rounded);
+  float total = 0.0f;
+  for (std::size_t i = 0; i < kQueries; ++i) {
+    sums[i] += rounded.sum[i];
+    total += rounded.sum[i];
+  }
+  if (total == 0.0f) return;
+  AddMeansBlocks<kQueries, SCSA_MANY_REGISTERS || kQueries <= 2 ? 4 : 2>(0, head_dim, record, means, n / 2, rounded,
+                                                                         num, fetch_k, fetch_v);
+}
+
+using MeansFunction = void (*)(std::size_t, const ConstValueRecord&, const std::int8_t*, std::size_t, const float*,
+                               std::int64_t, float*, float* const*, Fetcher&, Fetcher&);
+inline constexpr MeansFunction kMeansFunctions[kHeadSlab] = {&AddMeans<1>, &AddMeans<2>, &AddMeans<3>, &AddMeans<4>};
+
+void FoldValueMeansTarget(const BlockRange& range, const TailArgs& args, float* sums, float* num) {
+  const SummaryLayout& layout = *range.layout;
+  const std::int64_t slots = layout.slots();
+  const auto head_dim = static_cast<std::size_t>(layout.head_dim());
+  constexpr auto kSlab = static_cast<std::int64_t>(kHeadSlab);
+  constexpr auto kBatch = static_cast<std::int64_t>(kMaxBatch);
+  std::fill_n(sums, args.n, 0.0f);
+  // One step per pair of clusters and eight dimensions.
+  const std::int64_t steps = range.n_blocks * ((args.n + kSlab - 1) / kSlab) * (slots / 2) * layout.head_dim() / 8;
+  Fetcher fetch_k(args.next[0], steps);
+  Fetcher fetch_v(args.next[1], steps);
+  for (std::int64_t b = 0; b < range.n_blocks; ++b) {
+    if (range.usable[b] == 0) continue;
+    const ConstValueRecord record = layout.Values(range.values + static_cast<std::size_t>(b) * layout.value_bytes());
+    for (std::int64_t c0 = 0; c0 < slots; c0 += kBatch) {
+      const std::int64_t n = std::min(kBatch, slots - c0);
+      for (std::int64_t first = 0; first < args.n; first += kSlab) {
+        const std::int64_t heads = std::min(kSlab, args.n - first);
+        float* head_num[kHeadSlab];
+        for (std::int64_t h = 0; h < heads; ++h) head_num[h] = num + static_cast<std::size_t>(first + h) * head_dim;
+        kMeansFunctions[heads - 1](head_dim, record, record.means + static_cast<std::size_t>(c0) * head_dim,
+                                   static_cast<std::size_t>(n),
+                                   args.weights + first * args.weights_stride + b * slots + c0, args.weights_stride,
+                                   sums + first, head_num, fetch_k, fetch_v);
+      }
+    }
+  }
+}
+
+KeyMass MassBelowTarget(const float* keys, const float* shares, std::int64_t n, float at) {
+  // Sums in double throughout: rounding must not let a mass fall on one side of a threshold here and on the other where
+  // shares are added up one by one.
+  const hn::CappedTag<double, 8> d64;
+  const hn::Rebind<float, decltype(d64)> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto bound = hn::Set(d, at);
+  auto sum0 = hn::Zero(d64);
+  auto sum1 = hn::Zero(d64);
+  std::int64_t below = 0;
+  std::int64_t c = 0;
+  const auto add = [&](std::int64_t first, auto& sum) {
+    const auto is_below = hn::Lt(hn::LoadU(d, keys + first), bound);
+    sum = hn::Add(sum, hn::PromoteTo(d64, hn::IfThenElseZero(is_below, hn::LoadU(d, shares + first))));
+    below += static_cast<std::int64_t>(hn::CountTrue(d, is_below));
+  };
+  for (; c + 2 * lanes <= n; c += 2 * lanes) {
+    add(c, sum0);
+    add(c + lanes, sum1);
+  }
+  double mass = hn::GetLane(hn::SumOfLanes(d64, hn::Add(sum0, sum1)));
+  for (; c < n; ++c) {
+    if (!(keys[c] < at)) continue;
+    mass += static_cast<double>(shares[c]);
+    ++below;
+  }
+  return {mass, below};
+}
+
+std::int64_t IndicesFromTarget(const float* keys, std::int64_t n, float at, std::int32_t* indices) {
+  const EightTag d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto bound = hn::Set(d, at);
+  std::int64_t count = 0;
+  std::int64_t c = 0;
+  for (; c + lanes <= n; c += lanes) {
+    std::uint8_t bits[8] = {};  // of at most 8 lanes; StoreMaskBits may write 8 bytes
+    hn::StoreMaskBits(d, hn::Ge(hn::LoadU(d, keys + c), bound), bits);
+    for (unsigned left = bits[0]; left != 0; left &= left - 1) {
+      indices[count++] = static_cast<std::int32_t>(c) + std::countr_zero(left);
+    }
+  }
+  for (; c < n; ++c) {
+    if (keys[c] >= at) indices[count++] = static_cast<std::int32_t>(c);
+  }
+  return count;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace scsa
+HWY_AFTER_NAMESPACE();
+
+#endif  // SCSA_CORE_JOINT_KERNELS_INL_H_

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/joint_scoring.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <string>
+
+#include "core/plan.h"
+
+namespace scsa {
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr int kChunkBlocks = 8;
+// Contexts with more blocks than this many chunks get larger chunks: each costs a merge per query head.
+constexpr int kMaxChunks = 64;
+constexpr std::int64_t kRowsPerPart = 256;  // rows that one part reads exactly
+
+std::int64_t DivCeil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+// Gathers the exact rows into parts of about kRowsPerPart; longer runs are cut.
+void JointScoring::CutExactRuns() {
+  pieces_.clear();
+  exact_parts_.clear();
+  std::int64_t in_part = 0;
+  for (const auto& [first, end] : coverage_.exact_runs) {
+    for (std::int64_t at = first; at < end; at += kRowsPerPart) {
+      const std::int64_t n = std::min(kRowsPerPart, end - at);
+      if (exact_parts_.empty() || in_part + n > kRowsPerPart) {
+        exact_parts_.push_back({pieces_.size(), pieces_.size()});
+        in_part = 0;
+      }
+      pieces_.emplace_back(at, at + n);
+      ++exact_parts_.back().end_run;
+      in_part += n;
+    }
+  }
+}
+
+Status JointScoring::Prepare(const BlockPlan& plan, const JointQuery& query, Workspace& workspace) {
+  plan_ = &plan;
+  query_ = &query;
+  coverage_.Find(plan, query.kv->n_kv, query.visible);
+  CutExactRuns();
+  const int n_blocks = coverage_.n_blocks();
+  chunk_blocks_ = std::max(kChunkBlocks, static_cast<int>(DivCeil(n_blocks, kMaxChunks)));
+  n_clusters_ = std::int64_t{n_blocks} * plan.slots();
+  n_chunks_ = static_cast<int>(DivCeil(n_blocks, chunk_blocks_));
+  n_exact_ = static_cast<int>(exact_parts_.size());
+  n_exact_states_ = std::max(1, n_exact_);
+  const int group = shape_.group();
+  const int head_dim = shape_.head_dim;
+  const auto lay_out = [&](void* block) {
+    ScratchLayout layout(block);
+    const auto q_heads = static_cast<std::size_t>(shape_.q_heads);
+    const auto kv_heads = static_cast<std::size_t>(shape_.kv_heads);
+    qs_ = layout.Take<float>(q_heads * head_dim);
+    estimates_ = layout.Take<float>(q_heads * n_clusters_);
+    tails_ = layout.Take<float>(q_heads * n_clusters_);
+    sums_ = layout.Take<EstimateSums>(q_heads * n_chunks_);
+    shares_ = layout.Take<float>(kv_heads * n_clusters_);
+    keys_ = layout.Take<float>(kv_heads * n_clusters_);
+    visible_ = layout.Take<const std::uint64_t*>(group);
+    exact_ = StateArray(layout, kv_heads * n_exact_states_, group, head_dim);
+    return layout.bytes();
+  };
+  void* block = workspace.impl().Reserve(ScratchUser::kLayer, lay_out(nullptr));
+  if (block == nullptr) return {StatusCode::kOutOfMemory, std::string()};
+  lay_out(block);
+
+  for (int h = 0; h < shape_.q_heads; ++h) {
+    const float* from = query.q + h * query.head_stride;
+    for (int d = 0; d < head_dim; ++d) qs_[h * head_dim + d] = from[d] * query.params.scale;
+  }
+  for (int i = 0; i < group; ++i) visible_[i] = query.visible;
+  if (n_exact_ == 0) {
+    for (int h = 0; h < shape_.kv_heads; ++h) exact_.Cleared(h);
+  }
+  return Status::Ok();
+}
+
+BlockRange JointScoring::Range(int kv_head, int chunk) const {
+  const int first = chunk * chunk_blocks_;
+  BlockRange range;
+  range.layout = &plan_->layout();
+  range.keys = plan_->key_record(kv_head, first);
+  range.values = plan_->value_record(kv_head, first);
+  range.usable = coverage_.usable.data() + first;
+  range.n_blocks = std::min(chunk_blocks_, coverage_.n_blocks() - first);
+  return range;
+}
+
+RunArgs JointScoring::ExactRun(int kv_head, std::pair<std::int64_t, std::int64_t> rows) const {
+  const KvView& kv = *query_->kv;
+  RunArgs args;
+  args.head_dim = shape_.head_dim;
+  args.n = shape_.group();
+  args.q = qs_ + std::int64_t{kv_head} * shape_.group() * shape_.head_dim;
+  args.softcap = query_->params.softcap;
+  args.k = kv.KRow(rows.first, kv_head);
+  args.v = kv.VRow(rows.first, kv_head);
+  args.k_stride = kv.k_row_stride;
+  args.v_stride = kv.v_row_stride;
+  args.k_type = kv.k_type;
+  args.v_type = kv.v_type;
+  args.n_rows = rows.second - rows.first;
+  args.visible = visible_;
+  args.first_bit = rows.first;
+  return args;
+}
+
+// What a part reads first: its longest stretch of exact rows, or its summaries.
+std::pair<FetchHint, FetchHint> JointScoring::FirstReads(int kv_head, int part) const {
+  if (part < n_exact_) {
+    const auto longest =
+        std::max_element(pieces_.begin() + static_cast<std::ptrdiff_t>(exact_parts_[part].first_run),
+                         pieces_.begin() + static_cast<std::ptrdiff_t>(exact_parts_[part].end_run),
+                         [](const auto& a, const auto& b) { return a.second - a.first < b.second - b.first; });
+    const RunArgs run = ExactRun(kv_head, *longest);
+    return {{run.k, static_cast<std::int64_t>(RowBytes(run.k_type, run.head_dim)), run.k_stride, run.n_rows},
+            {run.v, static_cast<std::int64_t>(RowBytes(run.v_type, run.head_dim)), run.v_stride, run.n_rows}};
+  }
+  const BlockRange range = Range(kv_head, part - n_exact_);
+  return {{range.keys, static_cast<std::int64_t>(range.layout->key_bytes()) * range.n_blocks}, {}};
+}
+
+void JointScoring::Run(int kv_head, int part, int next_kv_head, int next_part) const {
+  std::pair<FetchHint, FetchHint> next;
+  if (next_part >= 0) next = FirstReads(next_kv_head, next_part);
+  if (part < n_exact_) {
+    const SoftmaxState state = exact_.Cleared(static_cast<std::size_t>(kv_head) * n_exact_states_ + part);
+    const ExactPart& runs = exact_parts_[part];
+    for (std::size_t r = runs.first_run; r < runs.end_run; ++r) {
+      RunArgs args = ExactRun(kv_head, pieces_[r]);
+      if (r + 1 == runs.end_run) {
+        args.next_k = next.first;
+        args.next_v = next.second;
+      }
+      AttendRun(args, state);
+    }
+    return;
+  }
+  const int chunk = part - n_exact_;
+  const int first_head = kv_head * shape_.group();
+  const BlockRange range = Range(kv_head, chunk);
+  EstimateArgs args;
+  args.n = shape_.group();
+  args.q = qs_ + std::int64_t{first_head} * shape_.head_dim;
+  args.tail_shrink = config_.tail_shrink;
+  args.stride = n_clusters_;
+  args.sums_stride = n_chunks_;
+  args.next[0] = next.first;
+  args.next[1] = {range.values, static_cast<std::int64_t>(range.layout->value_bytes()) * range.n_blocks};
+  const std::int64_t at = first_head * n_clusters_ + FirstCluster(chunk);
+  EstimateClusters(range, args, estimates_ + at, tails_ + at, &Sums(first_head, chunk));
+}
+
+void JointScoring::Finish(int kv_head) const {
+  const int group = shape_.group();
+  const SoftmaxState total_exact = exact(kv_head);
+  for (int part = 1; part < n_exact_; ++part) {
+    MergeStates(shape_.head_dim, group, exact_[static_cast<std::size_t>(kv_head) * n_exact_states_ + part],
+                total_exact);
+  }
+  const int first_head = kv_head * group;
+  bool overflow = false;
+  float factors[kMaxQHeads];
+  float gauges[kMaxQHeads];
+  for (int i = 0; i < group; ++i) {
+    const int q_head = first_head + i;
+    const float sink = query_->params.sinks != nullptr ? query_->params.sinks[q_head] : kNothing;
+    float gauge = std::max(total_exact.max[i], sink);
+    for (int c = 0; c < n_chunks_; ++c) gauge = std::max(gauge, Sums(q_head, c).gauge);
+    gauges[i] = gauge;
+    factors[i] = 0.0f;
+    if (!(gauge > kNothing)) continue;
+    float total = total_exact.sum[i] * std::exp(total_exact.max[i] - gauge) + std::exp(sink - gauge);
+    for (int c = 0; c < n_chunks_; ++c) total += Sums(q_head, c).sum * std::exp(Sums(q_head, c).gauge - gauge);
+    overflow |= !std::isfinite(total);
+    factors[i] = 1.0f / (total * static_cast<float>(group));
+  }
+  for (int c = 0; c < n_chunks_; ++c) {
+    float chunk_factors[kMaxQHeads];
+    for (int i = 0; i < group; ++i) {
+      const float chunk_gauge = Sums(first_head + i, c).gauge;
+      chunk_factors[i] = chunk_gauge > kNothing ? factors[i] * std::exp(chunk_gauge - gauges[i]) : 0.0f;
+    }
+    const std::int64_t at = FirstCluster(c);
+    SharesAndKeys(Range(kv_head, c), group, estimates_ + first_head * n_clusters_ + at, n_clusters_, chunk_factors,
+                  shares_ + kv_head * n_clusters_ + at, keys_ + kv_head * n_clusters_ + at);
+  }
+  if (!overflow) return;
+  // A query or a row whose logits overflow says nothing about masses: every cluster opens.
+  float* shares = shares_ + kv_head * n_clusters_;
+  float* keys = keys_ + kv_head * n_clusters_;
+  for (std::int64_t c = 0; c < n_clusters_; ++c) {
+    const int block = static_cast<int>(c / plan_->slots());
+    const ConstKeyRecord record = plan_->layout().Keys(plan_->key_record(kv_head, block));
+    const bool can_open = coverage_.usable[block] != 0 && record.counts[c % plan_->slots()] > 0.0f;
+    shares[c] = can_open ? 1.0f : 0.0f;
+    keys[c] = can_open ? 1.0f : -1.0f;
+  }
+}
+
+void JointScoring::FoldTail(int kv_head, int chunk, const float* weights, const RunArgs& next,
+                            const SoftmaxState& state) const {
+  const int group = shape_.group();
+  const int first_head = kv_head * group;
+  TailArgs args;
+  args.n = group;
+  args.weights = weights + FirstCluster(chunk);
+  args.weights_stride = n_clusters_;
+  const std::int64_t n_next = std::min(next.n_rows, kFirstRows);
+  args.next[0] = {next.k, static_cast<std::int64_t>(RowBytes(next.k_type, next.head_dim)), next.k_stride, n_next,
+                  next.rows};
+  args.next[1] = {next.v, static_cast<std::int64_t>(RowBytes(next.v_type, next.head_dim)), next.v_stride, n_next,
+                  next.rows};
+  FoldValueMeans(Range(kv_head, chunk), args, state.sum, state.num);
+  for (int i = 0; i < group; ++i) {
+    // A chunk without closed clusters stays empty: its gauge may belong to an estimate that overflowed.
+    if (state.sum[i] > 0.0f) state.max[i] = Sums(first_head + i, chunk).gauge;
+  }
+}
+
+RunArgs JointScoring::OpenedRun(int kv_head, std::span<const std::int32_t> rows) const {
+  const KvView& kv = *query_->kv;
+  RunArgs args;
+  args.head_dim = shape_.head_dim;
+  args.n = shape_.group();
+  args.q = qs_ + std::int64_t{kv_head} * shape_.group() * shape_.head_dim;
+  args.softcap = query_->params.softcap;
+  if (config_.packed_format == PackedFormat::kNone) {
+    args.k = kv.KRow(0, kv_head);
+    args.v = kv.VRow(0, kv_head);
+    args.k_stride = kv.k_row_stride;
+    args.v_stride = kv.v_row_stride;
+    args.k_type = kv.k_type;
+    args.v_type = kv.v_type;
+  } else {
+    args.k_type = args.v_type = PackedType(config_.packed_format);
+    args.k = plan_->head(kv_head).packed_k.data();
+    args.v = plan_->head(kv_head).packed_v.data();
+    args.k_stride = args.v_stride = static_cast<std::int64_t>(RowBytes(args.k_type, shape_.head_dim));
+  }
+  args.rows = rows.data();
+  args.n_rows = std::ssize(rows);
+  return args;
+}
+
+void JointScoring::ExpandRows(int kv_head, std::span<const std::int32_t> clusters,
+                              std::vector<std::int32_t>& rows) const {
+  const HeadSummaries& summaries = plan_->head(kv_head);
+  const bool packed = config_.packed_format != PackedFormat::kNone;
+  const int slots = plan_->slots();
+  const std::size_t before = rows.size();
+  rows.resize(before + clusters.size() * static_cast<std::size_t>(2 * config_.cluster_size));  // at most
+  std::int32_t* to = rows.data() + before;
+  for (const std::int32_t cluster : clusters) {
+    const int block = cluster / slots;
+    const std::uint16_t* offsets = summaries.offsets.data() + std::int64_t{block} * (slots + 1) + cluster % slots;
+    const std::int32_t first = block * plan_->block_rows();
+    const std::uint16_t* members = summaries.members.data() + first;
+    for (std::int32_t i = offsets[0]; i < offsets[1]; ++i) *to++ = first + (packed ? i : members[i]);
+  }
+  rows.resize(static_cast<std::size_t>(to - rows.data()));
+}
+
+}  // namespace scsa

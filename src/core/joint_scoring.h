@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The first half of a step of preset `fast`: exact attention over the rows outside the plan, and estimates of every
+// cluster (joint_operator.h has the formulas). Cut into parts that may run in any order and on any thread; which parts
+// there are depends on the plan and on what is visible alone.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "core/block_plan.h"
+#include "core/coverage.h"
+#include "core/joint_kernels.h"
+#include "core/kernels.h"
+#include "core/state_array.h"
+#include "core/workspace.h"
+#include "scsa/config.h"
+#include "scsa/types.h"
+
+namespace scsa {
+
+// One query row and what it may see.
+struct JointQuery {
+  const float* q = nullptr;  // vector of query head h at q + h * head_stride
+  std::int64_t head_stride = 0;
+  const KvView* kv = nullptr;
+  const std::uint64_t* visible = nullptr;  // bitmap of kv->n_kv rows
+  LogitParams params;
+};
+
+// Query heads are numbered through the whole layer. Kept from call to call, so that its lists keep their memory.
+class JointScoring {
+ public:
+  JointScoring(const Shape& shape, const Config& config) : shape_(shape), config_(config) {}
+
+  // Finds the parts of a query and lays the scratch arrays out in `workspace`. kOutOfMemory. Throws std::bad_alloc.
+  Status Prepare(const BlockPlan& plan, const JointQuery& query, Workspace& workspace);
+
+  const Coverage& coverage() const { return coverage_; }
+  std::int64_t n_clusters() const { return n_clusters_; }
+  int n_chunks() const { return n_chunks_; }            // of the blocks: what one part scores, or folds the tail of
+  int n_parts() const { return n_exact_ + n_chunks_; }  // per KV head
+
+  // Part `part` of a KV head. next_part < 0: none follows on this thread; otherwise (next_kv_head, next_part) does, and
+  // what it reads first is fetched meanwhile.
+  void Run(int kv_head, int part, int next_kv_head, int next_part) const;
+
+  // After all parts of the KV head: merges its exact states into exact(kv_head), and fills shares and keys. Where a
+  // logit overflowed, every cluster's share is 1.
+  void Finish(int kv_head) const;
+
+  const float* shares(int kv_head) const { return shares_ + kv_head * n_clusters_; }
+  const float* keys(int kv_head) const { return keys_ + kv_head * n_clusters_; }
+  // Tail weights of a query head, in each chunk relative to a gauge of its own.
+  float* tails(int q_head) const { return tails_ + q_head * n_clusters_; }
+  SoftmaxState exact(int kv_head) const { return exact_[static_cast<std::size_t>(kv_head) * n_exact_states_]; }
+
+  // Folds weights at the value means of the chunk's clusters into empty states of the KV head's query heads. weights:
+  // of all clusters, [group][n_clusters], relative to the chunk's gauges like tails().
+  // next: what the caller reads afterwards.
+  void FoldTail(int kv_head, int chunk, const float* weights, const RunArgs& next, const SoftmaxState& state) const;
+
+  // Rows as AttendRun takes them: `rows` of opened clusters, places in the cache or in the packed copies.
+  RunArgs OpenedRun(int kv_head, std::span<const std::int32_t> rows) const;
+  // Appends the rows of the clusters.
+  void ExpandRows(int kv_head, std::span<const std::int32_t> clusters, std::vector<std::int32_t>& rows) const;
+
+ private:
+  struct ExactPart {
+    std::size_t first_run, end_run;  // of pieces_
+  };
+
+  EstimateSums& Sums(int q_head, int chunk) const { return sums_[std::int64_t{q_head} * n_chunks_ + chunk]; }
+  std::int64_t FirstCluster(int chunk) const { return std::int64_t{chunk} * chunk_blocks_ * plan_->slots(); }
+  BlockRange Range(int kv_head, int chunk) const;
+  RunArgs ExactRun(int kv_head, std::pair<std::int64_t, std::int64_t> rows) const;
+  std::pair<FetchHint, FetchHint> FirstReads(int kv_head, int part) const;
+  void CutExactRuns();
+
+  Shape shape_;
+  Config config_;
+  const BlockPlan* plan_ = nullptr;  // of the present query
+  const JointQuery* query_ = nullptr;
+  Coverage coverage_;
+  std::vector<std::pair<std::int64_t, std::int64_t>> pieces_;  // exact rows, [first, end)
+  std::vector<ExactPart> exact_parts_;
+  int chunk_blocks_ = 0;
+  std::int64_t n_clusters_ = 0;
+  int n_chunks_ = 0;
+  int n_exact_ = 0;
+  int n_exact_states_ = 0;
+  // Scratch.
+  float* qs_ = nullptr;         // [q_heads][head_dim], scaled
+  float* estimates_ = nullptr;  // [q_heads][n_clusters]
+  float* tails_ = nullptr;      // [q_heads][n_clusters]
+  EstimateSums* sums_ = nullptr;
+  float* shares_ = nullptr;  // [kv_heads][n_clusters]
+  float* keys_ = nullptr;    // [kv_heads][n_clusters]
+  const std::uint64_t** visible_ = nullptr;
+  StateArray exact_;  // [kv_heads][n_exact_states]
+};
+
+}  // namespace scsa
