@@ -13,6 +13,7 @@ void AddRunCommand(CLI::App& parent);
 void AddCalibrateCommand(CLI::App& parent);
 void AddCaptureCommand(CLI::App& parent);
 void AddBenchDecodeCommand(CLI::App& parent);
+void AddBenchKernelsCommand(CLI::App& parent);
 void AddBenchQualityCommand(CLI::App& parent);
 // `program`: what followed "--" on the command line. CLI11 never sees it, so its options cannot be taken for ours.
 void AddExecCommand(CLI::App& parent, std::vector<std::string> program);

@@ -72,6 +72,25 @@ int UsableCores() {
   return std::max(cores, 1);
 }
 
+CacheSizes CoreCaches() {
+  CacheSizes caches;
+  int last_level = 2;
+  for (int index = 0;; ++index) {
+    const std::string folder = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/", index);
+    const auto level = ReadInt(folder + "level");
+    const auto kibibytes = ReadInt(folder + "size");  // "512K": the number ends at the unit
+    if (!level || !kibibytes) break;
+    const std::size_t bytes = static_cast<std::size_t>(*kibibytes) * 1024;
+    if (*level == 2) caches.l2 = bytes;
+    if (*level > last_level) {
+      last_level = *level;
+      caches.last_level = bytes;
+    }
+  }
+  if (caches.l2 == 0) caches = {.l2 = std::size_t{512} << 10, .last_level = std::size_t{32} << 20};
+  return caches;
+}
+
 std::string CpuName() {
   if (auto name = ProcValue("/proc/cpuinfo", "model name")) return *name;
   if (auto name = ProcValue("/proc/cpuinfo", "Model")) return *name;

@@ -3,6 +3,7 @@
 // What a report says about the machine, and what defaults depend on.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -18,5 +19,14 @@ std::string UtcDate();  // "2026-01-31"
 
 // Memory that can be allocated without swapping, in bytes; nothing where the system does not tell.
 std::optional<std::uint64_t> AvailableMemory();
+
+// Sizes of the caches that one core reaches, in bytes.
+struct CacheSizes {
+  std::size_t l2 = 0;
+  std::size_t last_level = 0;  // 0: the second level is the last
+  std::size_t largest() const { return last_level > l2 ? last_level : l2; }
+};
+// As the kernel tells them; 512 KiB and 32 MiB where it does not.
+CacheSizes CoreCaches();
 
 }  // namespace scsa::tool

@@ -47,6 +47,7 @@ int Main(int argc, char** argv) {
   CLI::App* bench = app.add_subcommand("bench", "Measure speed and quality");
   bench->require_subcommand(1);
   scsa::tool::AddBenchDecodeCommand(*bench);
+  scsa::tool::AddBenchKernelsCommand(*bench);
   scsa::tool::AddBenchQualityCommand(*bench);
   scsa::tool::AddCaptureCommand(app);
   scsa::tool::AddExecCommand(app, std::move(program));

@@ -24,6 +24,10 @@ double Quantile(std::span<const double> values, double p) {
   return sorted[below] + fraction * (sorted[above] - sorted[below]);
 }
 
+Spread SpreadOf(std::span<const double> values) {
+  return {.median = Quantile(values, 0.5), .p10 = Quantile(values, 0.1), .p90 = Quantile(values, 0.9)};
+}
+
 std::vector<double> LogSoftmax(std::span<const float> logits) {
   std::vector<double> log_p(logits.begin(), logits.end());
   if (log_p.empty()) return log_p;

@@ -14,6 +14,14 @@ double Mean(std::span<const double> values);  // 0 when empty
 // default). 0 when empty.
 double Quantile(std::span<const double> values, double p);
 
+// Of repeated measurements: the middle, and how far the values lie apart.
+struct Spread {
+  double median = 0.0;
+  double p10 = 0.0;
+  double p90 = 0.0;
+};
+Spread SpreadOf(std::span<const double> values);  // by Quantile; zeros when empty
+
 // log softmax(logits), with the maximum subtracted first.
 std::vector<double> LogSoftmax(std::span<const float> logits);
 

@@ -72,6 +72,7 @@ TEST_F(CliTest, VersionAndHelp) {
                                                   {"calibrate"},
                                                   {"bench"},
                                                   {"bench", "decode"},
+                                                  {"bench", "kernels"},
                                                   {"bench", "quality"},
                                                   {"capture"},
                                                   {"exec"}}) {
@@ -118,6 +119,36 @@ TEST_F(CliTest, BadLists) {
   ExpectOneLineError(Bench({"-c", "3"}), "from 16");
   ExpectOneLineError(Bench({"--arms", "llama,quest"}), "unknown arm \"quest\"");
   ExpectOneLineError(Bench({"--preset", "nonsense"}), "nonsense");
+}
+
+TEST_F(CliTest, BenchKernelsErrors) {
+  const auto kernels = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"bench", "kernels"});
+    return Scsa(more);
+  };
+  ExpectOneLineError(kernels({"--targets", "AVX9"}), "--targets: SIMD target \"AVX9\" is not available here; choose");
+  ExpectOneLineError(kernels({"--targets", "SCALAR,,AVX2"}), "empty item");
+  ExpectOneLineError(kernels({"--threads", "0"}), "--threads");
+  ExpectOneLineError(kernels({"--rows", "100"}), "--rows: 100 is not from 1024");
+  ExpectOneLineError(kernels({"--rows", "100000000"}), "--rows: 100000000 is not from 1024");
+  ExpectOneLineError(kernels({"--head-dim", "100"}), "--head-dim: head_dim is 100");
+  ExpectOneLineError(kernels({"--heads", "0"}), "--heads");
+  ExpectOneLineError(kernels({"--primitives", "attend,sort"}),
+                     "unknown primitive \"sort\"; choose from attend, packed");
+  ExpectOneLineError(kernels({"--repetitions", "0"}), "--repetitions");
+  ExpectOneLineError(kernels({"--csv", "--json", "-"}), "give one of them");
+  ExpectOneLineError(kernels({"--json", Path("no_folder/r.json")}), "--json: cannot write");
+}
+
+// Results on stdout alone, nothing on stderr when it is no terminal.
+TEST_F(CliTest, BenchKernelsPrintsOneLinePerCaseAndTarget) {
+  const CommandResult result = Scsa({"bench", "kernels", "--primitives", "cluster-fast", "--targets", "scalar,SCALAR",
+                                     "--head-dim", "32", "--repetitions", "3", "--threads", "1", "--csv"});
+  if (result.status != 0) GTEST_SKIP() << result.err;  // the portable target has another name here
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(result.out.rfind("primitive,format,heads,cache,simd_target,rows_s,", 0), 0u) << result.out;
+  EXPECT_NE(result.out.find("\ncluster-fast,f16,,any,SCALAR,"), std::string::npos) << result.out;
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 2);
 }
 
 TEST_F(CliTest, PlacesThatCannotBeWritten) {

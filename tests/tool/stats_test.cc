@@ -34,6 +34,16 @@ TEST(Quantile, EndsAreMinimumAndMaximum) {
   EXPECT_DOUBLE_EQ(Quantile(std::vector<double>{7.0}, 0.99), 7.0);
 }
 
+TEST(SpreadOf, MedianAndDeciles) {
+  std::vector<double> values(11);
+  for (int i = 0; i <= 10; ++i) values[i] = 30.0 - i;
+  const Spread spread = SpreadOf(values);
+  EXPECT_DOUBLE_EQ(spread.median, 25.0);
+  EXPECT_DOUBLE_EQ(spread.p10, 21.0);
+  EXPECT_DOUBLE_EQ(spread.p90, 29.0);
+  EXPECT_EQ(SpreadOf({}).median, 0.0);
+}
+
 TEST(LogSoftmax, MatchesTheDefinition) {
   const std::vector<float> logits = {1.0f, 2.0f, 4.0f};
   const double sum = std::exp(1.0) + std::exp(2.0) + std::exp(4.0);

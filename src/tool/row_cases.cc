@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "row_cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "core/kernels.h"
+#include "kernel_units.h"
+#include "scsa/config.h"
+#include "scsa/exact.h"
+
+namespace scsa::tool {
+namespace {
+
+constexpr std::int64_t kTileRows = 64;
+// Different rows of a data set; the set repeats them, for encoding every row would dominate the set-up. A prime, so
+// that neither units nor pages are alike.
+constexpr std::int64_t kDistinctRows = 251;
+constexpr int kGatherBlocks = 8;  // fast: blocks whose rows one unit of gathering reads an eighth of
+
+std::unique_ptr<std::byte[]> RandomRows(DType type, int head_dim, std::int64_t n_rows) {
+  const std::size_t row_bytes = RowBytes(type, head_dim);
+  const std::size_t block = static_cast<std::size_t>(kDistinctRows) * row_bytes;
+  const std::vector<float> values = RandomVector(static_cast<std::size_t>(kDistinctRows) * head_dim);
+  std::vector<std::byte> distinct(block);
+  for (std::int64_t r = 0; r < kDistinctRows; ++r) {
+    EncodeRow(values.data() + r * head_dim, type, head_dim, distinct.data() + static_cast<std::size_t>(r) * row_bytes);
+  }
+  const std::size_t bytes = static_cast<std::size_t>(n_rows) * row_bytes;
+  auto rows = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  for (std::size_t at = 0; at < bytes; at += block) {
+    std::memcpy(rows.get() + at, distinct.data(), std::min(block, bytes - at));
+  }
+  return rows;
+}
+
+// Units of rows: half the second-level cache each, whole tiles, `row_bytes` being what the kernel reads of a row.
+std::int64_t UnitRows(const KernelSetup& setup, const RowData& data, std::size_t row_bytes) {
+  const auto fitting = static_cast<std::int64_t>(setup.caches.l2 / 2 / row_bytes) / kTileRows * kTileRows;
+  return std::clamp(fitting, kTileRows, std::max(kTileRows, data.pass_rows / setup.threads / kTileRows * kTileRows));
+}
+
+Units RowUnits(const RowData& data, std::int64_t unit_rows, double row_bytes, double multiply_adds) {
+  const auto rows = static_cast<double>(unit_rows);
+  return {.count = data.n_rows / unit_rows,
+          .per_pass = std::max<std::int64_t>(1, data.pass_rows / unit_rows),
+          .rows = rows,
+          .bytes = rows * row_bytes,
+          .multiply_adds = rows * multiply_adds};
+}
+
+// Per-thread memory of exact attention.
+struct ExactThread {
+  Workspace workspace;
+  std::vector<float> out;
+  Status status;
+};
+
+KvView ViewOf(const RowData& data, std::int64_t first_row, std::int64_t n_kv, int kv_heads) {
+  KvView kv;
+  kv.k = data.k.get() + static_cast<std::size_t>(first_row) * data.row_bytes;
+  kv.v = data.v.get() + static_cast<std::size_t>(first_row) * data.row_bytes;
+  kv.k_type = kv.v_type = data.type;
+  kv.k_head_stride = kv.v_head_stride = static_cast<std::int64_t>(data.row_bytes);
+  kv.k_row_stride = kv.v_row_stride = kv.k_head_stride * kv_heads;
+  kv.n_kv = n_kv;
+  return kv;
+}
+
+RunArgs RunOf(const RowData& data, const Queries& queries, std::int64_t first_row, std::int64_t n_rows, int row_step) {
+  RunArgs args;
+  args.head_dim = data.head_dim;
+  args.n = static_cast<int>(queries.quantized.size());
+  args.q = queries.vectors.data();
+  args.k = data.k.get() + static_cast<std::size_t>(first_row) * data.row_bytes;
+  args.v = data.v.get() + static_cast<std::size_t>(first_row) * data.row_bytes;
+  args.k_stride = args.v_stride = static_cast<std::int64_t>(data.row_bytes) * row_step;
+  args.k_type = args.v_type = data.type;
+  args.n_rows = n_rows;
+  return args;
+}
+
+}  // namespace
+
+const char* FormatName(DType type) {
+  switch (type) {
+    case DType::kF32:
+      return "f32";
+    case DType::kF16:
+      return "f16";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kQ8_0:
+      break;
+  }
+  return "q8_0";
+}
+
+RowData::RowData(DType row_type, const KernelSetup& setup)
+    : type(row_type),
+      head_dim(setup.head_dim),
+      row_bytes(RowBytes(row_type, setup.head_dim)),
+      pass_rows(setup.rows * kBenchKvHeads) {
+  const auto bytes = std::max(setup.ColdBytes(), setup.threads * setup.caches.l2);
+  const std::int64_t passes =
+      std::max<std::int64_t>(2, (static_cast<std::int64_t>(bytes / row_bytes) + pass_rows - 1) / pass_rows);
+  n_rows = passes * pass_rows;
+  k = RandomRows(type, head_dim, n_rows);
+  v = RandomRows(type, head_dim, n_rows);
+}
+
+void AppendAttend(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases) {
+  const int head_dim = setup.head_dim;
+  const LogitParams params{.scale = 1.0f / std::sqrt(static_cast<float>(head_dim))};
+  const auto q = std::make_shared<const std::vector<float>>(
+      RandomVector(static_cast<std::size_t>(heads) * kBenchKvHeads * head_dim));
+  const auto threads = std::make_shared<std::vector<ExactThread>>(setup.threads);
+  for (ExactThread& thread : *threads) thread.out.resize(q->size());
+  const auto attend = [=](int kv_heads, std::int64_t first, std::int64_t n_kv, int n_threads, ExactThread& thread) {
+    thread.status = ExactAttention({heads * kv_heads, kv_heads, head_dim}, {q->data(), 0, head_dim, 1},
+                                   ViewOf(*data, first, n_kv, kv_heads), {}, params, n_threads, thread.workspace,
+                                   {thread.out.data(), 0, head_dim});
+  };
+  const CaseLabel label{.primitive = "attend", .format = FormatName(data->type), .heads = heads};
+  const double row_bytes = 2.0 * static_cast<double>(data->row_bytes);
+  const double multiply_adds = 2.0 * heads * head_dim;
+
+  const std::int64_t unit_rows = UnitRows(setup, *data, 2 * data->row_bytes);
+  const Units hot = RowUnits(*data, unit_rows, row_bytes, multiply_adds);
+  KernelCase hot_case = HotCase(label, hot, setup.threads, [=](std::int64_t unit, std::int64_t, int thread) {
+    attend(1, unit * unit_rows, unit_rows, 1, (*threads)[thread]);
+  });
+  hot_case.run = [run = std::move(hot_case.run), threads](std::int64_t repeats) {
+    run(repeats);
+    for (const ExactThread& thread : *threads) Require(thread.status);
+  };
+  cases.push_back(std::move(hot_case));
+
+  const Units cold = RowUnits(*data, data->pass_rows, row_bytes, multiply_adds);
+  cases.push_back(MakeCase(
+      label, CacheState::kCold, cold, 1,
+      [=, rows = setup.rows, n_threads = setup.threads, layer = std::int64_t{0}](std::int64_t repeats) mutable {
+        for (std::int64_t i = 0; i < repeats; ++i) {
+          attend(kBenchKvHeads, layer * data->pass_rows, rows, n_threads, threads->front());
+          Require(threads->front().status);
+          layer = (layer + 1) % cold.count;
+        }
+      }));
+}
+
+void AppendPacked(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases) {
+  const auto queries = std::make_shared<const Queries>(heads, setup.head_dim);
+  const std::int64_t unit_rows = UnitRows(setup, *data, 2 * data->row_bytes);
+  const States states(setup.threads, heads, setup.head_dim);
+  const UnitKernel kernel = [=](std::int64_t unit, std::int64_t, int thread) {
+    RunArgs args = RunOf(*data, *queries, unit * unit_rows, unit_rows, 1);
+    args.quantized = queries->quantized.data();
+    AttendRun(args, states.Cleared(thread));
+  };
+  AppendHotAndCold({.primitive = "packed", .format = "q8_0 int8", .heads = heads},
+                   RowUnits(*data, unit_rows, 2.0 * static_cast<double>(data->row_bytes), 2.0 * heads * setup.head_dim),
+                   setup.threads, kernel, cases);
+}
+
+void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases) {
+  const Config config = ConfigFor(Preset::kFast);
+  const auto queries = std::make_shared<const Queries>(heads, setup.head_dim);
+  const States states(setup.threads, heads, setup.head_dim);
+  // Rows of one KV head, clusters of random members one after the other, ascending inside a cluster.
+  const std::int64_t span = std::int64_t{kGatherBlocks} * config.block_size;
+  const auto rows = std::make_shared<std::vector<std::int32_t>>();
+  std::mt19937 random(1);
+  for (int b = 0; b < kGatherBlocks; ++b) {
+    std::vector<std::int32_t> block(config.block_size);
+    std::iota(block.begin(), block.end(), b * config.block_size);
+    std::ranges::shuffle(block, random);
+    block.resize(config.block_size / kGatherBlocks);
+    for (auto at = block.begin(); at != block.end(); at += config.cluster_size) {
+      std::sort(at, at + config.cluster_size);
+    }
+    rows->insert(rows->end(), block.begin(), block.end());
+  }
+  const std::int64_t count = data->n_rows / span / kBenchKvHeads * kBenchKvHeads;
+  const auto unit_rows = static_cast<double>(rows->size());
+  const UnitKernel kernel = [=](std::int64_t unit, std::int64_t next, int thread) {
+    const auto run_of = [&](std::int64_t place) {
+      place %= count;  // hot units are as many as threads
+      const std::int64_t first = place / kBenchKvHeads * span * kBenchKvHeads + place % kBenchKvHeads;
+      RunArgs args = RunOf(*data, *queries, first, std::ssize(*rows), kBenchKvHeads);
+      args.rows = rows->data();
+      return args;
+    };
+    RunArgs args = run_of(unit);
+    if (next != kNoUnit) {
+      const RunArgs after = run_of(next);
+      const std::int64_t n_first = std::min(kFirstRows, after.n_rows);
+      const auto row_bytes = static_cast<std::int64_t>(data->row_bytes);
+      args.next_k = {after.k, row_bytes, after.k_stride, n_first, after.rows};
+      args.next_v = {after.v, row_bytes, after.v_stride, n_first, after.rows};
+    }
+    AttendRun(args, states.Cleared(thread));
+  };
+  AppendHotAndCold({.primitive = "gather", .format = FormatName(data->type), .heads = heads},
+                   {.count = count,
+                    .per_pass = std::max<std::int64_t>(setup.threads, data->pass_rows / span),
+                    .rows = unit_rows,
+                    .bytes = unit_rows * 2.0 * static_cast<double>(data->row_bytes),
+                    .multiply_adds = unit_rows * 2.0 * heads * setup.head_dim},
+                   setup.threads, kernel, cases);
+}
+
+void AppendScore(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases) {
+  const int head_dim = setup.head_dim;
+  const auto queries = std::make_shared<const Queries>(heads, head_dim);
+  const std::int64_t unit_rows = UnitRows(setup, *data, data->row_bytes);
+  const auto stride = static_cast<std::int64_t>(data->row_bytes);
+  const auto logits = PerThread(setup.threads, static_cast<std::size_t>(heads * unit_rows));
+  const UnitKernel kernel = [=](std::int64_t unit, std::int64_t, int thread) {
+    ScoreRows(head_dim, heads, queries->vectors.data(), data->k.get() + unit * unit_rows * stride, stride, data->type,
+              unit_rows, (*logits)[thread].data(), unit_rows);
+  };
+  AppendHotAndCold(
+      {.primitive = "score", .format = FormatName(data->type), .heads = heads},
+      RowUnits(*data, unit_rows, static_cast<double>(data->row_bytes), static_cast<double>(heads) * head_dim),
+      setup.threads, kernel, cases);
+}
+
+void AppendAccumulate(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases) {
+  const int head_dim = setup.head_dim;
+  const std::int64_t unit_rows = UnitRows(setup, *data, data->row_bytes);
+  const auto weights =
+      std::make_shared<const std::vector<float>>(RandomVector(static_cast<std::size_t>(heads * unit_rows)));
+  const auto sums = PerThread(setup.threads, static_cast<std::size_t>(heads) * head_dim);
+  const UnitKernel kernel = [=](std::int64_t unit, std::int64_t, int thread) {
+    std::ranges::fill((*sums)[thread], 0.0f);
+    AccumulateRows(head_dim, heads, weights->data(), unit_rows,
+                   data->v.get() + static_cast<std::size_t>(unit * unit_rows) * data->row_bytes,
+                   static_cast<std::int64_t>(data->row_bytes), data->type, nullptr, unit_rows, (*sums)[thread].data());
+  };
+  AppendHotAndCold(
+      {.primitive = "accumulate", .format = FormatName(data->type), .heads = heads},
+      RowUnits(*data, unit_rows, static_cast<double>(data->row_bytes), static_cast<double>(heads) * head_dim),
+      setup.threads, kernel, cases);
+}
+
+}  // namespace scsa::tool
