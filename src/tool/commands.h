@@ -15,6 +15,7 @@ void AddCaptureCommand(CLI::App& parent);
 void AddBenchDecodeCommand(CLI::App& parent);
 void AddBenchKernelsCommand(CLI::App& parent);
 void AddBenchQualityCommand(CLI::App& parent);
+void AddBenchScalingCommand(CLI::App& parent);
 // `program`: what followed "--" on the command line. CLI11 never sees it, so its options cannot be taken for ours.
 void AddExecCommand(CLI::App& parent, std::vector<std::string> program);
 

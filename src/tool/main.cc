@@ -49,6 +49,7 @@ int Main(int argc, char** argv) {
   scsa::tool::AddBenchDecodeCommand(*bench);
   scsa::tool::AddBenchKernelsCommand(*bench);
   scsa::tool::AddBenchQualityCommand(*bench);
+  scsa::tool::AddBenchScalingCommand(*bench);
   scsa::tool::AddCaptureCommand(app);
   scsa::tool::AddExecCommand(app, std::move(program));
 

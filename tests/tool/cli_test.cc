@@ -74,6 +74,7 @@ TEST_F(CliTest, VersionAndHelp) {
                                                   {"bench", "decode"},
                                                   {"bench", "kernels"},
                                                   {"bench", "quality"},
+                                                  {"bench", "scaling"},
                                                   {"capture"},
                                                   {"exec"}}) {
     std::vector<std::string> arguments = command;
@@ -140,7 +141,25 @@ TEST_F(CliTest, BenchKernelsErrors) {
   ExpectOneLineError(kernels({"--json", Path("no_folder/r.json")}), "--json: cannot write");
 }
 
-// Results on stdout alone, nothing on stderr when it is no terminal.
+TEST_F(CliTest, BenchScalingErrors) {
+  const auto scaling = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"bench", "scaling"});
+    return Scsa(more);
+  };
+  ExpectOneLineError(scaling({"--rows", "100"}), "--rows: \"100\" is not a whole number from 1024");
+  ExpectOneLineError(scaling({"--rows", "4096,x"}), "\"x\"");
+  ExpectOneLineError(scaling({"--rows", "67108864", "--kv-heads", "64", "--q-heads", "64"}), "give fewer rows");
+  ExpectOneLineError(scaling({"--preset", "quick"}), "unknown preset \"quick\"; choose from seed, fast");
+  ExpectOneLineError(scaling({"--q-heads", "3", "--kv-heads", "2"}), "must be a multiple of kv_heads");
+  ExpectOneLineError(scaling({"--tau", "1.5"}), "--tau");
+  ExpectOneLineError(scaling({"--tau", "0.1", "--tolerance", "0.1"}), "give one of them");
+  ExpectOneLineError(scaling({"--threads", "0"}), "--threads");
+  ExpectOneLineError(scaling({"--csv", "--json", "-"}), "give one of them");
+  ExpectOneLineError(scaling({"--json", folder_.string()}), "it is a folder");
+  ExpectOneLineError(Scsa({"bench", "scaling", "--rows", "2048"}, {"SCSA_TARGET=AVX9"}), "SCSA_TARGET");
+}
+
+// Two short runs: results on stdout alone, nothing on stderr when it is no terminal.
 TEST_F(CliTest, BenchKernelsPrintsOneLinePerCaseAndTarget) {
   const CommandResult result = Scsa({"bench", "kernels", "--primitives", "cluster-fast", "--targets", "scalar,SCALAR",
                                      "--head-dim", "32", "--repetitions", "3", "--threads", "1", "--csv"});
@@ -149,6 +168,20 @@ TEST_F(CliTest, BenchKernelsPrintsOneLinePerCaseAndTarget) {
   EXPECT_EQ(result.out.rfind("primitive,format,heads,cache,simd_target,rows_s,", 0), 0u) << result.out;
   EXPECT_NE(result.out.find("\ncluster-fast,f16,,any,SCALAR,"), std::string::npos) << result.out;
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 2);
+}
+
+TEST_F(CliTest, BenchScalingWritesJson) {
+  const std::string json = Path("scaling.json");
+  const CommandResult result = Scsa({"bench", "scaling", "--rows", "2048,1024", "--q-heads", "2", "--kv-heads", "1",
+                                     "--head-dim", "32", "--repetitions", "2", "--json", json});
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(result.out.rfind("preset seed, 2 query heads, 1 KV heads, head size 32, f16 | ", 0), 0u) << result.out;
+  EXPECT_NE(result.out.find("\nflat  1024  "), std::string::npos) << result.out;
+  std::ifstream file(json);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(text.rfind("[\n  {\n    \"rows\": 1024,", 0), 0u) << text;
+  EXPECT_NE(text.find("\"mode\": \"flat\""), std::string::npos);
 }
 
 TEST_F(CliTest, PlacesThatCannotBeWritten) {
