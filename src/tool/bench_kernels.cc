@@ -11,6 +11,7 @@
 #include "kernel_bench.h"
 #include "kernel_cases.h"
 #include "machine.h"
+#include "memory_limit.h"
 #include "progress.h"
 #include "records.h"
 #include "report.h"

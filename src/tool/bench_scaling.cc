@@ -8,6 +8,7 @@
 
 #include "commands.h"
 #include "machine.h"
+#include "memory_limit.h"
 #include "progress.h"
 #include "records.h"
 #include "report.h"

@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "attention_check.h"
-#include "machine.h"
+#include "memory_limit.h"
 #include "scsa/config.h"
 #include "stats.h"
 #include "text.h"

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <ctime>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -98,11 +99,5 @@ std::string CpuName() {
 }
 
 std::string UtcDate() { return fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr))); }
-
-std::optional<std::uint64_t> AvailableMemory() {
-  const auto text = ProcValue("/proc/meminfo", "MemAvailable");
-  if (!text) return std::nullopt;
-  return std::stoull(*text) * 1024;
-}
 
 }  // namespace scsa::tool

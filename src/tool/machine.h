@@ -4,8 +4,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <string>
 
 namespace scsa::tool {
@@ -16,9 +14,6 @@ int UsableCores();
 
 std::string CpuName();  // as the kernel names it, or "unknown CPU"
 std::string UtcDate();  // "2026-01-31"
-
-// Memory that can be allocated without swapping, in bytes; nothing where the system does not tell.
-std::optional<std::uint64_t> AvailableMemory();
 
 // Sizes of the caches that one core reaches, in bytes.
 struct CacheSizes {

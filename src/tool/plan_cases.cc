@@ -173,14 +173,12 @@ std::vector<KernelCase> FastTailCases(const KernelSetup& setup) {
     const auto weights =
         std::make_shared<std::vector<float>>(RandomVector(static_cast<std::size_t>(heads) * records->clusters));
     for (float& weight : *weights) weight = std::fabs(weight);
-    const auto floors = std::make_shared<const std::vector<float>>(heads, 0.0f);
     const States states(setup.threads, heads, setup.head_dim);
     const UnitKernel kernel = [=](std::int64_t unit, std::int64_t next, int thread) {
       TailArgs args;
       args.n = heads;
       args.weights = weights->data();
       args.weights_stride = records->clusters;
-      args.floors = floors->data();
       args.next[0] = records->Ahead(next);
       const SoftmaxState state = states.Cleared(thread);
       FoldValueMeans(records->RangeOf(nullptr, records->Range(unit)), args, state.sum, state.num);

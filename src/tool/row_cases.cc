@@ -239,7 +239,7 @@ void AppendAccumulate(const KernelSetup& setup, const RowDataRef& data, int head
     std::ranges::fill((*sums)[thread], 0.0f);
     AccumulateRows(head_dim, heads, weights->data(), unit_rows,
                    data->v.get() + static_cast<std::size_t>(unit * unit_rows) * data->row_bytes,
-                   static_cast<std::int64_t>(data->row_bytes), data->type, nullptr, unit_rows, (*sums)[thread].data());
+                   static_cast<std::int64_t>(data->row_bytes), data->type, unit_rows, (*sums)[thread].data());
   };
   AppendHotAndCold(
       {.primitive = "accumulate", .format = FormatName(data->type), .heads = heads},
