@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 
+#include "scsa/audit.h"
 #include "scsa/config.h"
 #include "scsa/exact.h"
 #include "scsa/status.h"
@@ -46,6 +47,10 @@ struct LayerStats {
   std::uint64_t dropped_blocks = 0;     // blocks dropped since their rows changed or left the visible set
   std::uint64_t build_ns = 0;           // wall time of clustering and packing
   std::uint64_t plan_bytes = 0;         // memory that the plans hold now
+  std::uint64_t audited_outputs = 0;    // outputs of query heads that the audit compared; rows it reads count nowhere
+  std::uint64_t recalibrated_heads = 0;  // thresholds that the audit had calibrated again
+  std::uint64_t audit_failures = 0;      // audits and recalibrations given up, for memory was short
+  std::uint64_t audit_ns = 0;            // wall time of the audit, its calibration windows not included
 };
 
 // How Attend looks for rows that changed behind the caller's back.
@@ -102,6 +107,15 @@ class Layer {
   // else (first, unsealed and uncovered rows, attention sink).
   std::span<const float> taus() const;
   Status SetTau(int head, float tau);  // tau in [0, 1]; 0 opens every cluster
+
+  // Starts an audit (scsa/audit.h), or ends it where config.share is 0; earlier samples are dropped either way. Outputs
+  // are the same bits with it. Heads that drift are recalibrated: for config.window steps the layer answers exactly
+  // (counted in calibration_steps; calibrating() stays false), then these heads, and no others, have new thresholds.
+  // StartCalibration and SetTau give such a window up. kInvalidArgument; kOutOfMemory: the audit is as before.
+  Status SetAudit(const AuditConfig& config);
+  // The last config.capacity samples, oldest first; valid until the next call that is not const. SummarizeAudit makes
+  // figures of them.
+  std::span<const AuditSample> AuditSamples() const;
 
   // Runs the per-head work on the calling thread (diagnosis). Results are the same bits.
   void set_serial(bool serial);

@@ -36,6 +36,11 @@ class State {
   // and CheckTausModel say, and changes nothing.
   Status LoadTausJson(std::string_view text, const ModelIdentity& model = {});
 
+  // Layer::SetAudit for each layer, with the seed raised by one from layer to layer.
+  Status SetAudit(AuditConfig config);
+  // Figures over the samples of all layers. kOutOfMemory.
+  Status SummarizeAudit(AuditSummary* summary) const;
+
   void set_serial(bool serial);
   LayerStats stats() const;  // summed over the layers
 

@@ -44,7 +44,10 @@ class CalibrationWindow {
   CalibrationWindow(int q_heads, std::span<const float, kTauGridSize> grid) : grid_(grid), errors_(q_heads) {}
 
   void Start(float tolerance);
+  // Closes the window without choosing anything.
+  void Cancel() { open_ = false; }
   bool open() const { return open_; }
+  float tolerance() const { return tolerance_; }  // of the present or last window
   int steps() const { return steps_; }
   std::span<const float, kTauGridSize> grid() const { return grid_; }
   std::span<const float> Errors(int q_head, int grid_index) const { return errors_[q_head][grid_index]; }

@@ -55,17 +55,17 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
   };
   const LayerCall call{q, kv, visible, params, verify, n_threads, workspace};
   if (!layer.method->Prepare(call, &layer.stats)) return answer_exactly();
-  if (layer.window.open()) {
+  const bool recalibrating = layer.audit != nullptr && layer.audit->window().open();
+  if (layer.window.open() || recalibrating) {
     if (Status status = exact(); !status.ok()) return status;
-    if (layer.method->Record(call, out, &layer.window).ok()) {
-      ++layer.stats.calibration_steps;
-    } else {
-      ++layer.stats.exact_steps;
-    }
+    const bool recorded = layer.method->Record(call, out, recalibrating ? &layer.audit->window() : &layer.window).ok();
+    ++(recorded ? layer.stats.calibration_steps : layer.stats.exact_steps);
+    if (recalibrating) layer.audit->AfterWindowStep(recorded, layer.config.tau_default, layer.taus, &layer.stats);
     return Status::Ok();
   }
-  if (layer.method->Attend(call, layer.taus, out, &layer.stats).ok()) return Status::Ok();
-  return answer_exactly();
+  if (!layer.method->Attend(call, layer.taus, out, &layer.stats).ok()) return answer_exactly();
+  if (layer.audit != nullptr) layer.audit->Check(call, out, layer.tolerance, layer.taus, &layer.stats);
+  return Status::Ok();
 }
 
 Status Layer::Seal(const KvView& kv, std::int64_t end_row, int n_threads) {
@@ -83,6 +83,7 @@ Status Layer::StartCalibration(float tolerance) {
     return Status::Invalid("tolerance is " + std::to_string(tolerance) + ", must be finite and above 0");
   }
   impl_->window.Start(tolerance);
+  if (impl_->audit != nullptr) impl_->audit->ForgetHeads();
   return Status::Ok();
 }
 
@@ -95,6 +96,7 @@ Status Layer::FinishCalibration() {
   } catch (const std::bad_alloc&) {
     return {StatusCode::kOutOfMemory, "no memory to evaluate the calibration window"};
   }
+  impl_->tolerance = impl_->window.tolerance();
   return Status::Ok();
 }
 
@@ -117,7 +119,28 @@ Status Layer::SetTau(int head, float tau) {
   }
   if (!(tau >= 0.0f && tau <= 1.0f)) return Status::Invalid("tau is " + std::to_string(tau) + ", must be in [0, 1]");
   impl_->taus[head] = tau;
+  if (impl_->audit != nullptr) impl_->audit->ForgetHead(static_cast<std::size_t>(head));
   return Status::Ok();
+}
+
+Status Layer::SetAudit(const AuditConfig& config) {
+  if (Status status = ValidateAuditConfig(config); !status.ok()) return status;
+  if (config.share == 0) {
+    impl_->audit.reset();
+    return Status::Ok();
+  }
+  try {
+    impl_->audit = std::make_unique<Audit>(impl_->shape, impl_->config, config, impl_->taus.size());
+  } catch (const std::bad_alloc&) {
+    ++impl_->stats.audit_failures;
+    return {StatusCode::kOutOfMemory, "no memory for the audit of an attention layer"};
+  }
+  return Status::Ok();
+}
+
+std::span<const AuditSample> Layer::AuditSamples() const {
+  if (impl_->audit == nullptr) return {};
+  return impl_->audit->samples();
 }
 
 void Layer::set_serial(bool serial) { impl_->serial = serial; }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/audit.h"
 #include "core/calibration.h"
 #include "core/method.h"
 #include "scsa/layer.h"
@@ -17,8 +18,10 @@ struct Layer::Impl {
   Config config;
   std::unique_ptr<SparseMethod> method;
   CalibrationWindow window;
-  std::vector<float> taus;  // per query head (seed) or per KV head (fast)
-  LayerStats stats;         // plan_bytes is filled in when it is asked for
+  std::vector<float> taus;       // per query head (seed) or per KV head (fast)
+  float tolerance = 0;           // of the last window that was finished
+  std::unique_ptr<Audit> audit;  // nullptr: none
+  LayerStats stats;              // plan_bytes is filled in when it is asked for
   bool serial = false;
 };
 

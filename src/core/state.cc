@@ -26,6 +26,10 @@ void Add(const LayerStats& from, LayerStats* to) {
   to->dropped_blocks += from.dropped_blocks;
   to->build_ns += from.build_ns;
   to->plan_bytes += from.plan_bytes;
+  to->audited_outputs += from.audited_outputs;
+  to->recalibrated_heads += from.recalibrated_heads;
+  to->audit_failures += from.audit_failures;
+  to->audit_ns += from.audit_ns;
 }
 
 }  // namespace
@@ -131,6 +135,27 @@ Status State::LoadTausJson(std::string_view text, const ModelIdentity& model) {
   } catch (const std::bad_alloc&) {
     return {StatusCode::kOutOfMemory, "no memory to take thresholds over"};
   }
+}
+
+Status State::SetAudit(AuditConfig config) {
+  for (const auto& layer : impl_->layers) {
+    if (Status status = layer->SetAudit(config); !status.ok()) return status;
+    ++config.seed;
+  }
+  return Status::Ok();
+}
+
+Status State::SummarizeAudit(AuditSummary* summary) const {
+  std::vector<AuditSample> samples;
+  try {
+    for (const auto& layer : impl_->layers) {
+      const std::span<const AuditSample> part = layer->AuditSamples();
+      samples.insert(samples.end(), part.begin(), part.end());
+    }
+  } catch (const std::bad_alloc&) {
+    return {StatusCode::kOutOfMemory, "no memory for the figures of the audit"};
+  }
+  return scsa::SummarizeAudit(samples, summary);
 }
 
 void State::set_serial(bool serial) {

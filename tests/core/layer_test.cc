@@ -695,6 +695,57 @@ TEST(Maintenance, ShortMemoryMeansExactAnswers) {
   }
 }
 
+TEST(Layer, WithoutMemoryThereIsNoAuditAndAnswersStayTheSame) {
+  const Shape shape{4, 2, 32};
+  const SyntheticCache cache(shape, 900, DType::kF16);
+  auto layer = NewLayer(shape, SmallConfig());
+  for (int head = 0; head < 4; ++head) ASSERT_TRUE(layer->SetTau(head, 0.5f).ok());
+  const LogitParams params{.scale = 1.0f / std::sqrt(32.0f)};
+  const std::vector<float> q = test::RandomQueries(shape, 3);
+  std::vector<float> out;
+  const OutView view = test::ViewOut(out, shape);
+  Workspace workspace;
+  const auto attend = [&] {
+    return layer->Attend(test::ViewQueries(q, shape), cache.View(), {}, params, Verify::kNone, 2, workspace, view).ok();
+  };
+  ASSERT_TRUE(attend());
+  const std::vector<float> expected = out;
+  const auto attend_without_memory = [&] {
+    fail_from = 2048;
+    const bool ok = attend();
+    fail_from = SIZE_MAX;
+    return ok;
+  };
+
+  fail_from = 8192;
+  const StatusCode code = layer->SetAudit({.share = 1, .capacity = 1000}).code();
+  fail_from = SIZE_MAX;
+  EXPECT_EQ(code, StatusCode::kOutOfMemory);
+  EXPECT_EQ(layer->stats().audit_failures, 1u);
+
+  // Memory for the audit but none for the exact kernel's scratch space.
+  ASSERT_TRUE(layer->SetAudit({.share = 1, .tolerance = 1e-6f}).ok());
+  EXPECT_TRUE(attend_without_memory());
+  EXPECT_EQ(out, expected);
+  EXPECT_EQ(layer->stats().sparse_steps, 2u);
+  EXPECT_EQ(layer->stats().audit_failures, 3u);  // two KV heads
+  EXPECT_TRUE(layer->AuditSamples().empty());
+
+  // No tolerance is met: after 16 audits the heads have drifted. Then no memory for the window.
+  for (int step = 0; step < 16; ++step) ASSERT_TRUE(attend());
+  EXPECT_EQ(out, expected);
+  std::vector<float> exact;
+  const OutView exact_view = test::ViewOut(exact, shape);
+  ASSERT_TRUE(
+      ExactAttention(shape, test::ViewQueries(q, shape), cache.View(), {}, params, 2, workspace, exact_view).ok());
+  EXPECT_TRUE(attend_without_memory());
+  EXPECT_EQ(out, exact);
+  EXPECT_EQ(layer->stats().audit_failures, 4u);
+  EXPECT_EQ(layer->stats().recalibrated_heads, 0u);
+  ASSERT_TRUE(attend());
+  EXPECT_EQ(out, expected);
+}
+
 // Inside the window the output is the exact one, and each recorded error is what really stopping there produces.
 TEST(Calibration, ReplayEqualsReallyStopping) {
   test::OnEveryTarget([] {
