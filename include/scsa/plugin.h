@@ -15,10 +15,10 @@ extern "C" {
 
 /* Sets one option by the lower-case name of its environment variable without the SCSA_ prefix: "mode" (auto, exact,
  * off, limit), "preset" (fast, seed), "tolerance" (0 ... 1), "calibrate" (steps), "crossover" (cached rows), "taus" (a
- * file of thresholds, read at once; empty: none), "stats" (0, 1). Returns NULL, or one line that says what is wrong
- * (static or thread-local storage, valid until this thread's next call); then nothing was changed. "mode" takes effect
- * at once for nodes that the plugin already holds, and for others when llama.cpp next builds a graph. Options of the
- * operator hold for layers first seen afterwards. */
+ * file of thresholds, read at once; empty: none), "audit" (share, 0 ... 1), "stats" (0, 1). Returns NULL, or one line
+ * that says what is wrong (static or thread-local storage, valid until this thread's next call); then nothing was
+ * changed. "mode" takes effect at once for nodes that the plugin already holds, and for others when llama.cpp next
+ * builds a graph. Options of the operator hold for layers first seen afterwards. */
 typedef const char* (*scsa_plugin_set_t)(const char* name, const char* value);
 #define SCSA_PLUGIN_SET "scsa_plugin_set"
 
@@ -26,22 +26,26 @@ typedef const char* (*scsa_plugin_set_t)(const char* name, const char* value);
  * to sizeof(struct scsa_plugin_stats) as it was compiled; only that many bytes are written. */
 struct scsa_plugin_stats {
   size_t struct_size;
-  uint64_t attn_ns;           /* wall time inside attention nodes, plan building included */
-  uint64_t attn_calls;        /* attention nodes computed (one per layer and decode step) */
-  uint64_t set_rows_ns;       /* wall time inside the cache writes that the plugin does itself */
-  uint64_t sparse_calls;      /* answered by the sparse operator */
-  uint64_t exact_calls;       /* answered by the exact kernel */
-  uint64_t calibration_calls; /* answered exactly inside a calibration window */
-  uint64_t limit_calls;       /* answered with zeros (mode limit) */
-  uint64_t rows_read;         /* cached rows read, each once per KV head and call */
-  uint64_t rows_visible;      /* cached rows visible, each once per KV head and call: the 100 % of rows_read */
-  uint64_t bytes_read;        /* bytes of cached rows, packed rows and summaries read */
-  uint64_t plan_build_ns;     /* clustering and packing, part of attn_ns */
-  uint64_t plan_bytes;        /* memory that plans hold now (not a total) */
-  uint64_t rebuild_count;     /* regions clustered */
-  uint64_t dropped_blocks;    /* blocks dropped since their rows changed or left the visible set */
-  uint64_t failures;          /* builds that failed: answered exactly */
-  uint64_t calibrated_layers; /* layers whose thresholds are frozen now (not a total) */
+  uint64_t attn_ns;            /* wall time inside attention nodes, plan building included */
+  uint64_t attn_calls;         /* attention nodes computed (one per layer and decode step) */
+  uint64_t set_rows_ns;        /* wall time inside the cache writes that the plugin does itself */
+  uint64_t sparse_calls;       /* answered by the sparse operator */
+  uint64_t exact_calls;        /* answered by the exact kernel */
+  uint64_t calibration_calls;  /* answered exactly inside a calibration window */
+  uint64_t limit_calls;        /* answered with zeros (mode limit) */
+  uint64_t rows_read;          /* cached rows read, each once per KV head and call */
+  uint64_t rows_visible;       /* cached rows visible, each once per KV head and call: the 100 % of rows_read */
+  uint64_t bytes_read;         /* bytes of cached rows, packed rows and summaries read */
+  uint64_t plan_build_ns;      /* clustering and packing, part of attn_ns */
+  uint64_t plan_bytes;         /* memory that plans hold now (not a total) */
+  uint64_t rebuild_count;      /* regions clustered */
+  uint64_t dropped_blocks;     /* blocks dropped since their rows changed or left the visible set */
+  uint64_t failures;           /* builds that failed: answered exactly */
+  uint64_t calibrated_layers;  /* layers whose thresholds are frozen now (not a total) */
+  uint64_t audited_outputs;    /* outputs of query heads compared with the exact ones; their rows count in no field */
+  uint64_t recalibrated_heads; /* thresholds calibrated again, for the error had drifted beyond the tolerance */
+  uint64_t audit_failures;     /* audits given up, for memory was short: the answers are as without an audit */
+  uint64_t audit_ns;           /* wall time of the audit, part of attn_ns */
 };
 typedef void (*scsa_plugin_get_stats_t)(struct scsa_plugin_stats* stats);
 #define SCSA_PLUGIN_GET_STATS "scsa_plugin_get_stats"
@@ -53,6 +57,34 @@ typedef void (*scsa_plugin_get_stats_t)(struct scsa_plugin_stats* stats);
  * then nothing is written. text may be NULL when size is 0. Must not be called from an observer. */
 typedef size_t (*scsa_plugin_get_taus_t)(char* text, size_t size);
 #define SCSA_PLUGIN_GET_TAUS "scsa_plugin_get_taus"
+
+/* What the audit measured: relative L2 errors of sparse attention outputs, one per query head audited, of the last 256
+ * of each layer (docs/operator.md). Contexts share the figures of a layer, and those of freed ones stay. Without
+ * samples all errors are 0. */
+struct scsa_plugin_audit {
+  size_t struct_size;    /* set by the caller, as in scsa_plugin_stats */
+  uint64_t outputs;      /* audited since load or the last reset */
+  uint64_t samples;      /* those that the errors below are taken from */
+  uint64_t observations; /* independent ones among them: the query heads of a KV head count as one */
+  double mean, median;
+  double median_low, median_high; /* 95 % confidence interval of the median; 0 and infinity below 6 observations */
+  double p90, p99;                /* quantiles */
+  uint64_t recalibrated_heads;    /* since load or the last reset */
+};
+/* layer: of the model, as in scsa_attention_call; -1: all together. 0 when memory runs out (then nothing is written),
+ * otherwise 1. */
+typedef int (*scsa_plugin_get_audit_t)(int layer, struct scsa_plugin_audit* audit);
+#define SCSA_PLUGIN_GET_AUDIT "scsa_plugin_get_audit"
+
+/* The same as JSON: {"share": the option's value, "all": {...}, "layers": {"0": {...}, ...}}, the objects with the
+ * fields of scsa_plugin_audit; an error that is infinite or that no sample shows is null. Writes and returns as
+ * scsa_plugin_get_taus does. */
+typedef size_t (*scsa_plugin_get_audit_json_t)(char* text, size_t size);
+#define SCSA_PLUGIN_GET_AUDIT_JSON "scsa_plugin_get_audit_json"
+
+/* Forgets all samples and figures of the audit, not the counters of scsa_plugin_stats. */
+typedef void (*scsa_plugin_reset_audit_t)(void);
+#define SCSA_PLUGIN_RESET_AUDIT "scsa_plugin_reset_audit"
 
 /* One attention node just computed. Pointers are valid during the callback only. Row types are ggml_type values;
  * strides are bytes for K and V, floats for q and out. q and out: vector of query row i, query head h at data + i *

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "plugin/attention.h"
+#include "plugin/audit_log.h"
 #include "plugin/cache_write.h"
 #include "plugin/claims.h"
 #include "plugin/layer_table.h"
@@ -126,22 +127,46 @@ const char* PluginSet(const char* name, const char* value) {
 
 void PluginGetStats(scsa_plugin_stats* stats) { GetStats(stats); }
 
+// At most size bytes, the terminating 0 included; returns the length of the whole text.
+std::size_t CopyText(const std::string& from, char* text, std::size_t size) {
+  if (size > 0) {
+    const std::size_t n = std::min(from.size(), size - 1);
+    std::memcpy(text, from.data(), n);
+    text[n] = '\0';
+  }
+  return from.size();
+}
+
 std::size_t PluginGetTaus(char* text, std::size_t size) {
   try {
     const TausFile file = LayerTable::Get().Thresholds();
     std::string json;
     if (file.taus.empty() || !FormatTaus(file, &json).ok()) return 0;
-    if (size > 0) {
-      const std::size_t n = std::min(json.size(), size - 1);
-      std::memcpy(text, json.data(), n);
-      text[n] = '\0';
-    }
-    return json.size();
+    return CopyText(json, text, size);
   } catch (const std::bad_alloc&) {
     LogOnce("out of memory when thresholds were asked for");
     return 0;
   }
 }
+
+int PluginGetAudit(int layer, scsa_plugin_audit* audit) {
+  scsa_plugin_audit all{};
+  if (!AuditLog::Get().Figures(layer, &all)) return 0;
+  all.struct_size = audit->struct_size;
+  std::memcpy(audit, &all, std::min(audit->struct_size, sizeof(all)));
+  return 1;
+}
+
+std::size_t PluginGetAuditJson(char* text, std::size_t size) {
+  try {
+    return CopyText(AuditLog::Get().Json(CurrentOptions().audit), text, size);
+  } catch (const std::bad_alloc&) {
+    LogOnce("out of memory when the audit was asked for");
+    return 0;
+  }
+}
+
+void PluginResetAudit() { AuditLog::Get().Reset(); }
 
 void PluginSetObserver(scsa_plugin_observer_t observer, void* user) { SetObserver(observer, user); }
 
@@ -174,6 +199,9 @@ void* RegGetProcAddress(ggml_backend_reg_t, const char* name) {
   if (std::strcmp(name, SCSA_PLUGIN_SET) == 0) return reinterpret_cast<void*>(PluginSet);
   if (std::strcmp(name, SCSA_PLUGIN_GET_STATS) == 0) return reinterpret_cast<void*>(PluginGetStats);
   if (std::strcmp(name, SCSA_PLUGIN_GET_TAUS) == 0) return reinterpret_cast<void*>(PluginGetTaus);
+  if (std::strcmp(name, SCSA_PLUGIN_GET_AUDIT) == 0) return reinterpret_cast<void*>(PluginGetAudit);
+  if (std::strcmp(name, SCSA_PLUGIN_GET_AUDIT_JSON) == 0) return reinterpret_cast<void*>(PluginGetAuditJson);
+  if (std::strcmp(name, SCSA_PLUGIN_RESET_AUDIT) == 0) return reinterpret_cast<void*>(PluginResetAudit);
   if (std::strcmp(name, SCSA_PLUGIN_SET_OBSERVER) == 0) return reinterpret_cast<void*>(PluginSetObserver);
   return nullptr;
 }

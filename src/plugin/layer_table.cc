@@ -6,6 +6,7 @@
 #include <map>
 #include <new>
 
+#include "plugin/audit_log.h"
 #include "plugin/stats.h"
 
 namespace scsa::plugin {
@@ -63,6 +64,8 @@ Status CachedLayer::Init(const Options& options, std::span<const float> taus) {
     if (!status.ok()) return status;
   }
   tolerance_ = options.taus->file.tolerance;
+  // A bare map of thresholds says nothing about the error that it allows: its heads are measured, not tested.
+  StartAudit(options.audit, tolerance_.value_or(0.0f));
   SetCalibrated(true);
   return Status::Ok();
 }
@@ -71,12 +74,43 @@ Status CachedLayer::StartOver(const Options& options) {
   SetCalibrated(false);
   tolerance_ = options.tolerance;
   calibrate_ = options.calibrate;
+  // Without a window the thresholds are fixed by the user's choice, so heads are measured, not tested.
+  StartAudit(options.audit, 0.0f);
   if (calibrate_ > 0) return layer_->StartCalibration(options.tolerance);
   for (std::size_t head = 0; head < layer_->taus().size(); ++head) {
     const Status status = layer_->SetTau(static_cast<int>(head), options.config.tau_default);
     if (!status.ok()) return status;
   }
   return Status::Ok();
+}
+
+void CachedLayer::StartAudit(double share, float tolerance) {
+  AuditConfig audit;
+  audit.share = share;
+  audit.seed = static_cast<std::uint64_t>(index_);
+  audit.capacity = kAuditCapacity;
+  audit.tolerance = tolerance;
+  const Status status = layer_->SetAudit(audit);
+  if (status.ok()) return;
+  Count(GlobalCounters().audit_failures, 1);
+  LogOnce(status.message() + "; its error is not measured");
+}
+
+void CachedLayer::LogAudit(const LayerStats& before, const LayerStats& after) {
+  Counters& counters = GlobalCounters();
+  const std::uint64_t outputs = after.audited_outputs - before.audited_outputs;
+  const std::uint64_t recalibrated = after.recalibrated_heads - before.recalibrated_heads;
+  Count(counters.audited_outputs, outputs);
+  Count(counters.recalibrated_heads, recalibrated);
+  Count(counters.audit_failures, after.audit_failures - before.audit_failures);
+  Count(counters.audit_ns, after.audit_ns - before.audit_ns);
+  if (outputs == 0 && recalibrated == 0) return;
+  const std::span<const AuditSample> samples = layer_->AuditSamples();
+  try {
+    AuditLog::Get().Add(index_, samples.last(std::min<std::size_t>(outputs, samples.size())), recalibrated);
+  } catch (const std::bad_alloc&) {
+    Count(counters.audit_failures, 1);
+  }
 }
 
 void CachedLayer::SetCalibrated(bool calibrated) {
@@ -134,6 +168,7 @@ Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uin
   Count(counters.failures, after.build_failures - before.build_failures);
   Count(counters.plan_bytes, after.plan_bytes - plan_bytes_);
   plan_bytes_ = after.plan_bytes;
+  LogAudit(before, after);
   if (after.build_failures != before.build_failures) {
     LogOnce("a plan could not be built (out of memory?); answering exactly");
   }

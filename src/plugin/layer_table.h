@@ -77,6 +77,9 @@ class CachedLayer {
                 Workspace& workspace, Outcome* outcome);
 
  private:
+  // Starts the audit anew. tolerance as in AuditConfig.
+  void StartAudit(double share, float tolerance);
+  void LogAudit(const LayerStats& before, const LayerStats& after);
   Verify ChooseVerify(const std::uint64_t* visible, std::size_t words);
   void SetCalibrated(bool calibrated);
 

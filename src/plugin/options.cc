@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "scsa/audit.h"
 #include "scsa/target.h"
 
 namespace scsa::plugin {
@@ -18,7 +19,8 @@ struct Variable {
 };
 constexpr Variable kVariables[] = {
     {"mode", "SCSA_MODE"},           {"preset", "SCSA_PRESET"},       {"tolerance", "SCSA_TOLERANCE"},
-    {"calibrate", "SCSA_CALIBRATE"}, {"crossover", "SCSA_CROSSOVER"}, {"stats", "SCSA_STATS"},
+    {"calibrate", "SCSA_CALIBRATE"}, {"crossover", "SCSA_CROSSOVER"}, {"audit", "SCSA_AUDIT"},
+    {"stats", "SCSA_STATS"},
 };
 
 constexpr const char* kTausVariable = "SCSA_TAUS";
@@ -111,13 +113,22 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
     }
     return ReadTausSource(value, &options->taus);
   }
+  if (name == "audit") {
+    double share = 0;
+    if (!Parse(value, 0.0, 1.0, &share) || (share != 0 && share < kMinAuditShare)) {
+      return Bad(value, "a share of the outputs, 0 (none) or 1e-9 to 1, for example 0.004");
+    }
+    options->audit = share;
+    return {};
+  }
   if (name == "stats") {
     if (value != "0" && value != "1") return Bad(value, "0 or 1");
     options->stats = value == "1";
     return {};
   }
   std::string message = "unknown option \"";
-  return message.append(name).append("\"; there are mode, preset, tolerance, calibrate, crossover, taus and stats");
+  return message.append(name).append(
+      "\"; there are mode, preset, tolerance, calibrate, crossover, taus, audit and stats");
 }
 
 std::string OptionsFromEnvironment(Options* options) {

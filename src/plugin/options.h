@@ -23,6 +23,9 @@ enum class Mode : std::uint8_t {
 // Cached rows from which the sparse operator answers.
 inline constexpr std::int64_t kDefaultCrossover = 4096;
 
+// Share of sparse outputs whose error is measured: less than 1 % of the time of decoding.
+inline constexpr double kDefaultAuditShare = 1.0 / 256;
+
 inline constexpr Preset kDefaultPreset = Preset::kFast;
 
 struct Options {
@@ -33,6 +36,7 @@ struct Options {
   int calibrate = 32;  // steps of the calibration window; 0: none, every head keeps the preset's threshold
   std::int64_t crossover = kDefaultCrossover;
   std::shared_ptr<const TausSource> taus;  // thresholds in place of a calibration window; nullptr: none
+  double audit = kDefaultAuditShare;       // AuditConfig::share
   bool stats = false;                      // print a summary at exit
 };
 

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <set>
 
+#include "plugin/audit_log.h"
+
 namespace scsa::plugin {
 
 // Function-local statics that are never destroyed: threads of the program may still compute while it exits.
@@ -36,8 +38,31 @@ void GetStats(scsa_plugin_stats* stats) {
   all.dropped_blocks = load(c.dropped_blocks);
   all.failures = load(c.failures);
   all.calibrated_layers = load(c.calibrated_layers);
+  all.audited_outputs = load(c.audited_outputs);
+  all.recalibrated_heads = load(c.recalibrated_heads);
+  all.audit_failures = load(c.audit_failures);
+  all.audit_ns = load(c.audit_ns);
   std::memcpy(stats, &all, std::min(stats->struct_size, sizeof(all)));
 }
+
+namespace {
+
+std::string AuditLine(const scsa_plugin_stats& s) {
+  scsa_plugin_audit audit{};
+  if (!AuditLog::Get().Figures(-1, &audit) || audit.samples == 0) return "scsa: audit: no output compared\n";
+  char interval[64] = "too few for an interval";
+  if (audit.observations >= 6) {
+    std::snprintf(interval, sizeof(interval), "95 %%: %.4f to %.4f", audit.median_low, audit.median_high);
+  }
+  char text[256];
+  std::snprintf(text, sizeof(text),
+                "scsa: audit: %llu outputs in %.1f ms, error median %.4f (%s), p99 %.4f, %llu heads recalibrated\n",
+                static_cast<unsigned long long>(s.audited_outputs), static_cast<double>(s.audit_ns) / 1e6, audit.median,
+                interval, audit.p99, static_cast<unsigned long long>(s.recalibrated_heads));
+  return text;
+}
+
+}  // namespace
 
 std::string StatsSummary() {
   scsa_plugin_stats s{};
@@ -60,7 +85,7 @@ std::string StatsSummary() {
                 static_cast<unsigned long long>(s.rebuild_count), ms(s.plan_build_ns),
                 static_cast<unsigned long long>(s.dropped_blocks), static_cast<unsigned long long>(s.failures),
                 static_cast<unsigned long long>(s.calibrated_layers));
-  return text;
+  return text + AuditLine(s);
 }
 
 void Log(const std::string& message) { std::fprintf(stderr, "scsa: %s\n", message.c_str()); }

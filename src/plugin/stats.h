@@ -17,6 +17,7 @@ struct Counters {
   std::atomic<std::uint64_t> rows_read{0}, rows_visible{0}, bytes_read{0};
   std::atomic<std::uint64_t> plan_build_ns{0}, plan_bytes{0}, rebuild_count{0}, dropped_blocks{0}, failures{0};
   std::atomic<std::uint64_t> calibrated_layers{0};
+  std::atomic<std::uint64_t> audited_outputs{0}, recalibrated_heads{0}, audit_failures{0}, audit_ns{0};
 };
 Counters& GlobalCounters();
 

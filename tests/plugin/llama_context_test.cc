@@ -4,6 +4,7 @@
 // what a fresh context in exact mode answers after the same steps.
 #include "llama_fixture.h"
 
+#include <algorithm>
 #include <functional>
 
 namespace scsa::plugin_test {
@@ -293,6 +294,122 @@ TEST_F(LlamaContext, ThresholdsOfOneContextServeAnotherFromTheCrossoverOn) {
     return more;
   });
   LoadedPlugin::Get().Set("taus", "");
+}
+
+// Errors of every sparse output, in double precision from the cached f16 rows.
+struct TrueErrors {
+  std::vector<double> errors;
+
+  static void Observe(void* user, const scsa_attention_call* call) {
+    constexpr int kSparse = 1;
+    if (call->path != kSparse) return;
+    auto& all = static_cast<TrueErrors*>(user)->errors;
+    for (int h = 0; h < call->q_heads; ++h) all.push_back(ErrorOf(*call, h));
+  }
+  static double ErrorOf(const scsa_attention_call& call, int head) {
+    const int dim = call.head_dim;
+    const int kv_head = head / (call.q_heads / call.kv_heads);
+    const float* q = call.q + head * call.q_head_stride;
+    const auto row_of = [&](const void* base, std::int64_t row, std::int64_t row_stride, std::int64_t head_stride) {
+      const char* at = static_cast<const char*>(base) + row * row_stride + kv_head * head_stride;
+      return reinterpret_cast<const ggml_fp16_t*>(at);
+    };
+    std::vector<double> out(static_cast<std::size_t>(dim), 0.0);
+    std::vector<float> values(static_cast<std::size_t>(dim));
+    double mass = 0;
+    for (std::int64_t r = 0; r < call.n_kv; ++r) {
+      if ((call.visible[r / 64] >> (r % 64) & 1) == 0) continue;
+      ggml_fp16_to_fp32_row(row_of(call.k, r, call.k_row_stride, call.k_head_stride), values.data(), dim);
+      double logit = 0;
+      for (int d = 0; d < dim; ++d) logit += static_cast<double>(q[d]) * values[d];
+      // The logits of this model are far from overflow.
+      const double weight = std::exp(logit * call.scale);
+      mass += weight;
+      ggml_fp16_to_fp32_row(row_of(call.v, r, call.v_row_stride, call.v_head_stride), values.data(), dim);
+      for (int d = 0; d < dim; ++d) out[d] += weight * values[d];
+    }
+    double difference = 0;
+    double norm = 0;
+    for (int d = 0; d < dim; ++d) {
+      const double delta = call.out[head * call.out_head_stride + d] - out[d] / mass;
+      difference += delta * delta;
+      norm += out[d] / mass * (out[d] / mass);
+    }
+    return std::sqrt(difference / norm);
+  }
+};
+
+TEST_F(LlamaContext, TheAuditFollowsProseThatTurnsIntoCode) {
+  const LoadedPlugin& plugin = LoadedPlugin::Get();
+  plugin.Set("calibrate", "8");
+  plugin.Set("tolerance", "0.05");
+  plugin.Set("audit", "0.1");
+  plugin.ResetAudit();
+  const std::vector<llama_token> code = TextTokens(model_.get(), 40, 2000, SCSA_CODE_FILE);
+  const auto layers = static_cast<std::uint64_t>(llama_model_n_layer(model_.get()));
+  TrueErrors truth;
+  const auto before = plugin.Stats();
+  Run("auto", {}, [&](llama_context* c) {
+    Load(c);
+    plugin.SetObserver(&TrueErrors::Observe, &truth);
+    auto logits = Steps(c, tokens_, kPrompt, 8 + 12, kPrompt);
+    const auto prose = plugin.Stats();
+    EXPECT_EQ(prose.sparse_calls - before.sparse_calls, 12 * layers);
+    // A tenth of 12 steps and 3 KV heads, 3 query heads each, per layer; 3.6 rounded either way.
+    EXPECT_GE(prose.audited_outputs - before.audited_outputs, layers * 3 * 3);
+    EXPECT_LE(prose.audited_outputs - before.audited_outputs, layers * 4 * 3);
+    const auto more = Steps(c, code, 0, code.size(), kPrompt + 20);
+    plugin.SetObserver(nullptr, nullptr);
+    logits.insert(logits.end(), more.begin(), more.end());
+    return logits;
+  });
+  const auto after = plugin.Stats();
+  EXPECT_EQ(after.sparse_calls - before.sparse_calls + (after.calibration_calls - before.calibration_calls),
+            60 * layers);
+  EXPECT_EQ(after.audit_failures, before.audit_failures);
+  EXPECT_GT(after.audit_ns, before.audit_ns);
+  EXPECT_LT(after.audit_ns - before.audit_ns, after.attn_ns - before.attn_ns);
+
+  // The context is freed; the figures stay.
+  const scsa_plugin_audit audit = plugin.Audit();
+  EXPECT_EQ(audit.outputs, after.audited_outputs - before.audited_outputs);
+  EXPECT_EQ(audit.samples, audit.outputs);  // less than 256 per layer
+  EXPECT_EQ(audit.observations, audit.outputs / 3);
+  std::sort(truth.errors.begin(), truth.errors.end());
+  const double median = truth.errors[truth.errors.size() / 2];
+  RecordProperty("true_median", std::to_string(median));
+  RecordProperty("audited_median", std::to_string(audit.median));
+  EXPECT_LE(audit.median_low, median);
+  EXPECT_GE(audit.median_high, median);
+  EXPECT_LT(audit.median_high, 1.5 * audit.median_low) << "hundreds of observations";
+  EXPECT_GT(audit.p99, audit.p90);
+  EXPECT_GT(audit.p90, audit.median);
+
+  std::uint64_t outputs = 0;
+  for (int layer = 0; layer < static_cast<int>(layers); ++layer) {
+    const scsa_plugin_audit of_layer = plugin.Audit(layer);
+    EXPECT_GE(of_layer.observations, 12u) << layer;
+    EXPECT_LE(of_layer.observations, 16u) << layer;
+    outputs += of_layer.outputs;
+  }
+  EXPECT_EQ(outputs, audit.outputs);
+  const std::string json = plugin.AuditJson();
+  EXPECT_EQ(json.rfind("{\n  \"share\": 0.1,\n  \"all\": {\"outputs\": " + std::to_string(audit.outputs) + ",", 0), 0u)
+      << json;
+  EXPECT_NE(json.find("\n    \"29\": {\"outputs\": "), std::string::npos) << json;
+  EXPECT_EQ(json.find("inf"), std::string::npos) << json;
+
+  plugin.ResetAudit();
+  EXPECT_EQ(plugin.Audit().samples, 0u);
+  EXPECT_EQ(plugin.AuditJson().find("\"median\": 0"), std::string::npos);
+  // No audit, no samples.
+  plugin.Set("audit", "0");
+  Run("auto", {}, [](llama_context* c) {
+    Load(c);
+    return Steps(c, tokens_, kPrompt, 8 + 4, kPrompt);
+  });
+  EXPECT_EQ(plugin.Stats().audited_outputs, after.audited_outputs);
+  plugin.Set("audit", "0.00390625");
 }
 
 }  // namespace

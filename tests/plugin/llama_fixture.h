@@ -49,6 +49,19 @@ class LoadedPlugin {
     get_stats_(&stats);
     return stats;
   }
+  scsa_plugin_audit Audit(int layer = -1) const {
+    scsa_plugin_audit audit{};
+    audit.struct_size = sizeof(audit);
+    if (get_audit_(layer, &audit) != 1) throw std::runtime_error("no memory for the audit");
+    return audit;
+  }
+  std::string AuditJson() const {
+    std::string text(get_audit_json_(nullptr, 0) + 1, '\0');
+    text.resize(get_audit_json_(text.data(), text.size()));
+    return text;
+  }
+  void ResetAudit() const { reset_audit_(); }
+  void SetObserver(scsa_plugin_observer_t observer, void* user) const { set_observer_(observer, user); }
   std::string Taus() const {
     std::string text(get_taus_(nullptr, 0) + 1, '\0');
     text.resize(get_taus_(text.data(), text.size()));
@@ -70,10 +83,22 @@ class LoadedPlugin {
     get_stats_ =
         reinterpret_cast<scsa_plugin_get_stats_t>(ggml_backend_reg_get_proc_address(reg, SCSA_PLUGIN_GET_STATS));
     get_taus_ = reinterpret_cast<scsa_plugin_get_taus_t>(ggml_backend_reg_get_proc_address(reg, SCSA_PLUGIN_GET_TAUS));
+    get_audit_ =
+        reinterpret_cast<scsa_plugin_get_audit_t>(ggml_backend_reg_get_proc_address(reg, SCSA_PLUGIN_GET_AUDIT));
+    get_audit_json_ = reinterpret_cast<scsa_plugin_get_audit_json_t>(
+        ggml_backend_reg_get_proc_address(reg, SCSA_PLUGIN_GET_AUDIT_JSON));
+    reset_audit_ =
+        reinterpret_cast<scsa_plugin_reset_audit_t>(ggml_backend_reg_get_proc_address(reg, SCSA_PLUGIN_RESET_AUDIT));
+    set_observer_ =
+        reinterpret_cast<scsa_plugin_set_observer_t>(ggml_backend_reg_get_proc_address(reg, SCSA_PLUGIN_SET_OBSERVER));
   }
   scsa_plugin_set_t set_ = nullptr;
   scsa_plugin_get_stats_t get_stats_ = nullptr;
   scsa_plugin_get_taus_t get_taus_ = nullptr;
+  scsa_plugin_get_audit_t get_audit_ = nullptr;
+  scsa_plugin_get_audit_json_t get_audit_json_ = nullptr;
+  scsa_plugin_reset_audit_t reset_audit_ = nullptr;
+  scsa_plugin_set_observer_t set_observer_ = nullptr;
 };
 
 inline std::string ModelPath(const std::string& file) { return std::string(SCSA_MODEL_DIR) + "/" + file; }
@@ -111,9 +136,10 @@ inline LlamaContextPtr MakeLlama(llama_model* model, const ContextOptions& o) {
   return context;
 }
 
-// n tokens of natural text.
-inline std::vector<llama_token> TextTokens(const llama_model* model, std::size_t n, std::size_t skip_bytes = 0) {
-  std::ifstream file(SCSA_TEXT_FILE, std::ios::binary);
+// n tokens of a text, natural unless another file is named.
+inline std::vector<llama_token> TextTokens(const llama_model* model, std::size_t n, std::size_t skip_bytes = 0,
+                                           const char* path = SCSA_TEXT_FILE) {
+  std::ifstream file(path, std::ios::binary);
   std::stringstream text;
   text << file.rdbuf();
   const std::string part = text.str().substr(skip_bytes, n * 8);

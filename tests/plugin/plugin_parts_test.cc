@@ -71,6 +71,10 @@ TEST(SetOption, TakesEveryAllowedValue) {
   EXPECT_EQ(o.crossover, 12345);
   EXPECT_EQ(SetOption("stats", "1", &o), "");
   EXPECT_TRUE(o.stats);
+  for (const char* share : {"0", "1", "0.004", "1e-9"}) {
+    EXPECT_EQ(SetOption("audit", share, &o), "");
+    EXPECT_EQ(o.audit, std::atof(share));
+  }
 }
 
 TEST(SetOption, ThePresetBringsItsToleranceUnlessOneWasChosen) {
@@ -92,6 +96,8 @@ TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
       {"tolerance", "0.1x"},  {"calibrate", "-1"},  {"calibrate", "many"},     {"calibrate", "1e3"},
       {"crossover", "-5"},    {"crossover", "4k"},  {"stats", "yes"},          {"stats", "2"},
       {"calibrate", "99999"}, {"colour", "red"},    {"taus", "/no/such/file"}, {"taus", "/dev/null"},
+      {"audit", "-0.1"},      {"audit", "1.5"},     {"audit", "nan"},          {"audit", "1e-10"},
+      {"audit", "1%"},
   };
   for (const auto& [name, value] : bad) {
     Options o;
@@ -103,6 +109,7 @@ TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
     EXPECT_EQ(o.calibrate, before.calibrate);
     EXPECT_EQ(o.crossover, before.crossover);
     EXPECT_EQ(o.stats, before.stats);
+    EXPECT_EQ(o.audit, before.audit);
     EXPECT_EQ(o.taus, nullptr);
   }
 }
