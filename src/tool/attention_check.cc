@@ -6,11 +6,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <optional>
 #include <span>
 
 #include "stats.h"
@@ -61,21 +59,6 @@ void ReferenceHead(const scsa_attention_call& call, int query, int head, double*
     for (int d = 0; d < dim; ++d) out[d] += weight * row[d];
   }
   for (int d = 0; d < dim; ++d) out[d] /= sum;
-}
-
-std::optional<DType> RowType(int type) {
-  switch (type) {
-    case GGML_TYPE_F32:
-      return DType::kF32;
-    case GGML_TYPE_F16:
-      return DType::kF16;
-    case GGML_TYPE_BF16:
-      return DType::kBF16;
-    case GGML_TYPE_Q8_0:
-      return DType::kQ8_0;
-    default:
-      return std::nullopt;
-  }
 }
 
 std::span<const float> OutputHead(const scsa_attention_call& call, int query, int head) {
@@ -178,48 +161,6 @@ void ReferenceProbe::Observe(void* user, const scsa_attention_call* call) {
     }
   }
   probe.multiply_adds_ += VisiblePairs(*call) * 2.0 * call->head_dim;
-}
-
-void SamplingProbe::Observe(void* user, const scsa_attention_call* call) {
-  auto& probe = *static_cast<SamplingProbe*>(user);
-  constexpr int kSparse = 1;
-  if (call->path != kSparse || probe.layers_ < 1 || call->layer != probe.step_ % probe.layers_) return;
-  const auto begin = std::chrono::steady_clock::now();
-  probe.Check(*call);
-  probe.seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-void SamplingProbe::Check(const scsa_attention_call& call) {
-  const auto k_type = RowType(call.k_type);
-  const auto v_type = RowType(call.v_type);
-  if (!k_type || !v_type) return;
-  const auto dim = static_cast<std::size_t>(call.head_dim);
-  exact_.resize(static_cast<std::size_t>(call.n_q) * call.q_heads * dim);
-  const KvView kv = {.k = call.k,
-                     .v = call.v,
-                     .k_type = *k_type,
-                     .v_type = *v_type,
-                     .k_row_stride = call.k_row_stride,
-                     .k_head_stride = call.k_head_stride,
-                     .v_row_stride = call.v_row_stride,
-                     .v_head_stride = call.v_head_stride,
-                     .n_kv = call.n_kv};
-  const Status status = ExactAttention(
-      {.q_heads = call.q_heads, .kv_heads = call.kv_heads, .head_dim = call.head_dim},
-      {.data = call.q, .row_stride = call.q_row_stride, .head_stride = call.q_head_stride, .n_q = call.n_q}, kv,
-      {.words = call.visible, .row_stride = call.visible_stride},
-      {.scale = call.scale, .softcap = call.softcap, .sinks = call.sinks}, threads_, workspace_,
-      {.data = exact_.data(),
-       .row_stride = static_cast<std::int64_t>(call.q_heads) * call.head_dim,
-       .head_stride = call.head_dim});
-  if (!status.ok()) return;
-  for (int query = 0; query < call.n_q; ++query) {
-    for (int head = 0; head < call.q_heads; ++head) {
-      const float* expected = exact_.data() + (static_cast<std::size_t>(query) * call.q_heads + head) * dim;
-      const std::vector<double> exact(expected, expected + dim);
-      errors_.push_back(RelativeError(OutputHead(call, query, head), exact));
-    }
-  }
 }
 
 }  // namespace scsa::tool

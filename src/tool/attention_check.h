@@ -7,8 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "plugin_client.h"
-#include "scsa/exact.h"
+#include "scsa/plugin.h"
 
 namespace scsa::tool {
 
@@ -52,30 +51,6 @@ class ReferenceProbe {
   std::vector<double> errors_;
   std::vector<double> ggml_errors_;
   double multiply_adds_ = 0.0;
-};
-
-// Observer that is cheap enough to run beside a user's generation: one layer per step, taken in turn, and only where
-// the sparse operator answered, it compares with the exact kernel (f32 accumulation).
-class SamplingProbe {
- public:
-  SamplingProbe(int layers, int threads) : layers_(layers), threads_(threads) {}
-
-  static void Observe(void* user, const scsa_attention_call* call);
-  void NextStep() { ++step_; }
-
-  const std::vector<double>& errors() const { return errors_; }
-  double seconds() const { return seconds_; }  // spent here so far
-
- private:
-  void Check(const scsa_attention_call& call);
-
-  int layers_;
-  int threads_;
-  int step_ = 0;
-  Workspace workspace_;
-  std::vector<float> exact_;
-  std::vector<double> errors_;
-  double seconds_ = 0.0;
 };
 
 }  // namespace scsa::tool

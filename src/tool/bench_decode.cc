@@ -156,6 +156,10 @@ void AddBenchDecodeCommand(CLI::App& parent) {
                   "Cached rows from which the scsa arm is sparse (0: always; default: the plugin's)")
       ->type_name("N")
       ->check(CLI::Range(0, 1 << 30).description(""));
+  app->add_option("--audit", options->bench.audit,
+                  "Share of the scsa arm's attention outputs whose error is measured (0: none; default: the plugin's)")
+      ->type_name("X")
+      ->check(CLI::Range(0.0, 1.0).description(""));
   app->add_option("-t,--threads", options->bench.threads, "Threads (default: usable physical cores)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024).description(""));

@@ -73,6 +73,7 @@ class ContextMeasurement {
     plugin_.Set("tolerance", fmt::format("{}", options_.Tolerance()));
     plugin_.Set("calibrate", fmt::format("{}", options_.calibrate));
     plugin_.Set("taus", options_.taus);
+    if (options_.audit) plugin_.Set("audit", fmt::format("{}", *options_.audit));
     if (options_.crossover) plugin_.Set("crossover", fmt::format("{}", *options_.crossover));
     for (ArmRun& run : runs_) {
       Show(run, "loading the prefilled state");
@@ -98,6 +99,7 @@ class ContextMeasurement {
   }
 
   void TimedRounds() {
+    plugin_.ResetAudit();
     const auto turn = [&](ArmRun& run, int begin, int end) {
       run.logits.clear();
       const scsa_plugin_stats before = plugin_.Stats();
@@ -110,6 +112,7 @@ class ContextMeasurement {
       AddStats(run.timed, StatsDifference(plugin_.Stats(), before));
     };
     InTurns(options_.steps, turn, [&](int begin, int end) { JudgeRound(begin, end - begin); });
+    audit_ = plugin_.Audit();
   }
 
   // Relative attention errors of the last steps, kErrorSteps of them.
@@ -227,7 +230,10 @@ class ContextMeasurement {
       FillDense(run, result);
     }
     FillErrors(result);
-    if (run.arm == Arm::kScsa) result.calibration = Calibration(run);
+    if (run.arm == Arm::kScsa) {
+      result.calibration = Calibration(run);
+      result.audit = audit_;
+    }
     if (run.arm == Arm::kExact && run.timed.attn_calls > 0 && rates.bandwidth > 0.0) {
       result.roofline = Roofline{
           .bytes = *result.bytes_read,
@@ -302,6 +308,7 @@ class ContextMeasurement {
   const PluginClient& plugin_;
   Progress& progress_;
   std::vector<ArmRun> runs_;
+  scsa_plugin_audit audit_{};
   std::unique_ptr<ReferenceProbe> exact_probe_;
   std::unique_ptr<ReferenceProbe> scsa_probe_;
 };

@@ -38,6 +38,7 @@ struct DecodeBenchOptions {
   std::optional<double> tolerance;  // otherwise the preset's
   std::string taus;                 // file of thresholds in place of the window; empty: none
   std::optional<int> crossover;     // overrides the plugin's
+  std::optional<double> audit;      // overrides the plugin's share
   int threads = 1;
 
   double Tolerance() const;             // the chosen one or the preset's
@@ -89,6 +90,7 @@ struct ArmResult {
   std::optional<Roofline> roofline;
   std::optional<CalibrationCost> calibration;  // scsa alone, when it calibrated
   scsa_plugin_stats stats{};                   // of the timed steps
+  std::optional<scsa_plugin_audit> audit;      // scsa alone, of the timed steps
   int warmup_steps = 0;
   int steps = 0;
 };

@@ -22,6 +22,7 @@ struct CommandOptions {
   std::string calibrate;
   std::string crossover;
   std::string taus;
+  std::string audit;
   bool stats = false;
   std::vector<std::string> program;
 };
@@ -47,6 +48,7 @@ void Run(CommandOptions options) {
   SetEnvironment("SCSA_CALIBRATE", options.calibrate);
   SetEnvironment("SCSA_CROSSOVER", options.crossover);
   SetEnvironment("SCSA_TAUS", options.taus);
+  SetEnvironment("SCSA_AUDIT", options.audit);
   if (options.stats) SetEnvironment("SCSA_STATS", "1");
 
   std::vector<char*> argv;
@@ -79,6 +81,9 @@ void AddExecCommand(CLI::App& parent, std::vector<std::string> program) {
       ->check(CLI::Validator(CLI::NonNegativeNumber).description(""));
   app->add_option("--taus", options->taus, "Thresholds of scsa calibrate, in place of a calibration window")
       ->type_name("FILE");
+  app->add_option("--audit", options->audit, "Share of the attention outputs whose error is measured, 0 ... 1")
+      ->type_name("X")
+      ->check(CLI::Range(0.0, 1.0).description(""));
   app->add_flag("--stats", options->stats, "Print a summary when the program ends");
   app->footer(
       "Examples:\n"

@@ -97,6 +97,8 @@ PluginClient::PluginClient(bool verbose) {
   }
   set_ = Lookup<scsa_plugin_set_t>(reg, SCSA_PLUGIN_SET);
   get_stats_ = Lookup<scsa_plugin_get_stats_t>(reg, SCSA_PLUGIN_GET_STATS);
+  get_audit_ = Lookup<scsa_plugin_get_audit_t>(reg, SCSA_PLUGIN_GET_AUDIT);
+  reset_audit_ = Lookup<scsa_plugin_reset_audit_t>(reg, SCSA_PLUGIN_RESET_AUDIT);
   get_taus_ = Lookup<scsa_plugin_get_taus_t>(reg, SCSA_PLUGIN_GET_TAUS);
   set_observer_ = Lookup<scsa_plugin_set_observer_t>(reg, SCSA_PLUGIN_SET_OBSERVER);
 }
@@ -112,6 +114,15 @@ scsa_plugin_stats PluginClient::Stats() const {
   return stats;
 }
 
+scsa_plugin_audit PluginClient::Audit() const {
+  scsa_plugin_audit audit{};
+  audit.struct_size = sizeof(audit);
+  if (get_audit_(-1, &audit) == 0) throw ToolError("no memory for the figures of the audit");
+  return audit;
+}
+
+void PluginClient::ResetAudit() const { reset_audit_(); }
+
 std::string PluginClient::Taus() const {
   std::string text(get_taus_(nullptr, 0) + 1, '\0');
   text.resize(std::min(get_taus_(text.data(), text.size()), text.size() - 1));
@@ -123,11 +134,15 @@ void PluginClient::SetObserver(scsa_plugin_observer_t observer, void* user) cons
 namespace {
 
 constexpr std::uint64_t scsa_plugin_stats::*kTotals[] = {
-    &scsa_plugin_stats::attn_ns,        &scsa_plugin_stats::attn_calls,    &scsa_plugin_stats::set_rows_ns,
-    &scsa_plugin_stats::sparse_calls,   &scsa_plugin_stats::exact_calls,   &scsa_plugin_stats::calibration_calls,
-    &scsa_plugin_stats::limit_calls,    &scsa_plugin_stats::rows_read,     &scsa_plugin_stats::rows_visible,
-    &scsa_plugin_stats::bytes_read,     &scsa_plugin_stats::plan_build_ns, &scsa_plugin_stats::rebuild_count,
-    &scsa_plugin_stats::dropped_blocks, &scsa_plugin_stats::failures,
+    &scsa_plugin_stats::attn_ns,         &scsa_plugin_stats::attn_calls,
+    &scsa_plugin_stats::set_rows_ns,     &scsa_plugin_stats::sparse_calls,
+    &scsa_plugin_stats::exact_calls,     &scsa_plugin_stats::calibration_calls,
+    &scsa_plugin_stats::limit_calls,     &scsa_plugin_stats::rows_read,
+    &scsa_plugin_stats::rows_visible,    &scsa_plugin_stats::bytes_read,
+    &scsa_plugin_stats::plan_build_ns,   &scsa_plugin_stats::rebuild_count,
+    &scsa_plugin_stats::dropped_blocks,  &scsa_plugin_stats::failures,
+    &scsa_plugin_stats::audited_outputs, &scsa_plugin_stats::recalibrated_heads,
+    &scsa_plugin_stats::audit_failures,  &scsa_plugin_stats::audit_ns,
 };
 
 }  // namespace

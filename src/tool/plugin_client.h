@@ -19,6 +19,9 @@ class PluginClient {
   // ToolError with the plugin's message when it rejects the value.
   void Set(const char* name, const std::string& value) const;
   scsa_plugin_stats Stats() const;
+  // Figures of the audit of all layers since load or ResetAudit. ToolError when memory runs out.
+  scsa_plugin_audit Audit() const;
+  void ResetAudit() const;
   // Thresholds that are frozen now, as JSON; empty when there are none.
   std::string Taus() const;
   void SetObserver(scsa_plugin_observer_t observer, void* user) const;
@@ -26,6 +29,8 @@ class PluginClient {
  private:
   scsa_plugin_set_t set_ = nullptr;
   scsa_plugin_get_stats_t get_stats_ = nullptr;
+  scsa_plugin_get_audit_t get_audit_ = nullptr;
+  scsa_plugin_reset_audit_t reset_audit_ = nullptr;
   scsa_plugin_get_taus_t get_taus_ = nullptr;
   scsa_plugin_set_observer_t set_observer_ = nullptr;
 };

@@ -57,6 +57,19 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["rebuild_count"] = result.stats.rebuild_count;
   object["dropped_blocks"] = result.stats.dropped_blocks;
   object["failures"] = result.stats.failures;
+  const auto audit = [&](double scsa_plugin_audit::*value) {
+    return result.audit && result.audit->samples > 0 ? RecordNumber((*result.audit).*value) : Record(nullptr);
+  };
+  object["audit_outputs"] = result.stats.audited_outputs;
+  object["audit_ms"] = static_cast<double>(result.stats.audit_ns) * 1e-6;
+  object["audit_err_mean"] = audit(&scsa_plugin_audit::mean);
+  object["audit_err_median"] = audit(&scsa_plugin_audit::median);
+  const bool interval = result.audit && result.audit->observations >= 6;
+  object["audit_err_median_low"] = interval ? audit(&scsa_plugin_audit::median_low) : Record(nullptr);
+  object["audit_err_median_high"] = interval ? audit(&scsa_plugin_audit::median_high) : Record(nullptr);
+  object["audit_err_p90"] = audit(&scsa_plugin_audit::p90);
+  object["audit_err_p99"] = audit(&scsa_plugin_audit::p99);
+  object["recalibrated_heads"] = result.stats.recalibrated_heads;
   const auto roofline = [&](double (Roofline::*value)() const) {
     return result.roofline ? RecordNumber((*result.roofline.*value)()) : Record(nullptr);
   };

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "attention_check.h"
 #include "chat.h"
 #include "commands.h"
 #include "machine.h"
@@ -36,6 +36,7 @@ struct CommandOptions {
   std::optional<double> tolerance;  // otherwise the preset's
   std::string taus;
   std::string mode = "auto";
+  std::optional<double> audit;  // otherwise the plugin's share
   bool json = false;
   bool verbose = false;
 };
@@ -44,12 +45,12 @@ struct Figures {
   int prompt_tokens = 0;
   double prefill_seconds = 0.0;
   int answer_tokens = 0;
-  double decode_seconds = 0.0;      // without the time of measuring errors
-  double check_seconds = 0.0;       // spent on measuring errors
+  double decode_seconds = 0.0;
   std::optional<double> rows_read;  // over the sparse steps
-  std::vector<double> errors;
+  scsa_plugin_audit audit{};        // the error, measured by the plugin
+  double audit_seconds = 0.0;       // spent on measuring it, part of decode_seconds
   double plan_build_seconds = 0.0;
-  // Milliseconds of single steps, by how they were answered; without the time of measuring errors.
+  // Milliseconds of single steps, by how they were answered.
   std::vector<double> calibration_ms;
   std::vector<double> sparse_ms;
   std::vector<double> exact_ms;
@@ -86,10 +87,8 @@ void Prefill(Context& context, std::span<const llama_token> prompt, Figures& fig
 }
 
 // Decodes greedily until the end of the answer or options.tokens; returns the text, streams it unless JSON is wanted.
-std::string Generate(const CommandOptions& options, const Model& model, const PluginClient& plugin, int threads,
-                     Context& context, Figures& figures) {
-  SamplingProbe probe(llama_model_n_layer(model.get()), threads);
-  const ScopedObserver observer(plugin, &SamplingProbe::Observe, &probe);
+std::string Generate(const CommandOptions& options, const Model& model, const PluginClient& plugin, Context& context,
+                     Figures& figures) {
   std::string answer;
   scsa_plugin_stats sparse{};
   const scsa_plugin_stats first = plugin.Stats();
@@ -105,22 +104,22 @@ std::string Generate(const CommandOptions& options, const Model& model, const Pl
       std::fflush(stdout);
     }
     const auto step_start = Clock::now();
-    const double checked = probe.seconds();
     context.Decode({&token, 1});
-    const double step_ms = 1e3 * (SecondsSince(step_start) - (probe.seconds() - checked));
+    const double step_ms = 1e3 * SecondsSince(step_start);
     ++figures.answer_tokens;
-    probe.NextStep();
     const scsa_plugin_stats now = plugin.Stats();
-    (now.calibration_calls > before.calibration_calls ? figures.calibration_ms
-     : now.sparse_calls > before.sparse_calls         ? figures.sparse_ms
-                                                      : figures.exact_ms)
+    const scsa_plugin_stats step = StatsDifference(now, before);
+    // By most of its layers: one whose heads are recalibrated makes no step of the calibration window.
+    (step.calibration_calls > step.sparse_calls ? figures.calibration_ms
+     : step.sparse_calls > 0                    ? figures.sparse_ms
+                                                : figures.exact_ms)
         .push_back(step_ms);
-    if (now.sparse_calls > before.sparse_calls) AddStats(sparse, StatsDifference(now, before));
+    if (step.sparse_calls > 0) AddStats(sparse, step);
     before = now;
   }
-  figures.check_seconds = probe.seconds();
-  figures.decode_seconds = SecondsSince(start) - probe.seconds();
-  figures.errors = probe.errors();
+  figures.decode_seconds = SecondsSince(start);
+  figures.audit = plugin.Audit();
+  figures.audit_seconds = static_cast<double>(before.audit_ns - first.audit_ns) * 1e-9;
   figures.plan_build_seconds = static_cast<double>(before.plan_build_ns - first.plan_build_ns) * 1e-9;
   if (sparse.rows_visible > 0) {
     figures.rows_read = static_cast<double>(sparse.rows_read) / static_cast<double>(sparse.rows_visible);
@@ -142,6 +141,16 @@ std::string CalibrationText(const Figures& figures) {
   return text;
 }
 
+// The error that the audit measured.
+std::string ErrorText(const scsa_plugin_audit& audit) {
+  if (audit.samples == 0) return "";
+  std::string text = fmt::format(", measured error {:.4f} (median {:.4f}", audit.mean, audit.median);
+  if (audit.observations >= 6) text += fmt::format(", 95 %: {:.4f} to {:.4f}", audit.median_low, audit.median_high);
+  text += fmt::format(", p99 {:.4f}, {} outputs)", audit.p99, audit.samples);
+  if (audit.recalibrated_heads > 0) text += fmt::format(", {} heads recalibrated", audit.recalibrated_heads);
+  return text;
+}
+
 std::string FiguresLine(const CommandOptions& options, const Figures& figures) {
   std::string line =
       fmt::format("{} tokens at {:.1f} tok/s (prompt: {} tokens at {:.1f} tok/s)", figures.answer_tokens,
@@ -150,17 +159,17 @@ std::string FiguresLine(const CommandOptions& options, const Figures& figures) {
     return line + (options.mode == "off" ? ", llama.cpp's attention" : ", exact attention") + CalibrationText(figures);
   }
   line += fmt::format(", rows read {:.1f} %", 100.0 * *figures.rows_read);
-  if (!figures.errors.empty()) {
-    line += fmt::format(", measured error {:.4f} (p99 {:.4f})", Mean(figures.errors), Quantile(figures.errors, 0.99));
-  }
+  line += ErrorText(figures.audit);
   return line + fmt::format(", plan build {:.2f} s", figures.plan_build_seconds) + CalibrationText(figures);
 }
 
 std::string FiguresJson(const CommandOptions& options, const Model& model, const Figures& figures, int threads,
                         const std::string& answer) {
   nlohmann::ordered_json object;
+  const scsa_plugin_audit& audit = figures.audit;
   const auto error = [&](double value) {
-    return figures.errors.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(value);
+    return audit.samples == 0 || !std::isfinite(value) ? nlohmann::ordered_json(nullptr)
+                                                       : nlohmann::ordered_json(value);
   };
   const auto median = [](const std::vector<double>& values) {
     return values.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(Quantile(values, 0.5));
@@ -173,10 +182,15 @@ std::string FiguresJson(const CommandOptions& options, const Model& model, const
   object["answer_tokens"] = figures.answer_tokens;
   object["tok_s"] = figures.TokensPerSecond();
   object["rows_read"] = figures.rows_read ? nlohmann::ordered_json(*figures.rows_read) : nullptr;
-  object["error_mean"] = error(Mean(figures.errors));
-  object["error_p99"] = error(Quantile(figures.errors, 0.99));
-  object["error_samples"] = figures.errors.size();
-  object["error_seconds"] = figures.check_seconds;
+  object["error_mean"] = error(audit.mean);
+  object["error_median"] = error(audit.median);
+  object["error_median_low"] = error(audit.observations < 6 ? NAN : audit.median_low);
+  object["error_median_high"] = error(audit.median_high);
+  object["error_p90"] = error(audit.p90);
+  object["error_p99"] = error(audit.p99);
+  object["error_samples"] = audit.samples;
+  object["error_seconds"] = figures.audit_seconds;
+  object["recalibrated_heads"] = audit.recalibrated_heads;
   object["plan_build_ms"] = figures.plan_build_seconds * 1e3;
   object["calibration_steps"] = figures.calibration_ms.size();
   object["calibration_ms_median"] = median(figures.calibration_ms);
@@ -202,6 +216,7 @@ void Run(CommandOptions options) {
   if (!options.preset.empty()) plugin.Set("preset", options.preset);
   if (options.tolerance) plugin.Set("tolerance", fmt::format("{}", *options.tolerance));
   if (taus) plugin.Set("taus", options.taus);
+  if (options.audit) plugin.Set("audit", fmt::format("{}", *options.audit));
   const Model model(options.model);
   if (taus) CheckTausFit(options.taus, taus->file, model);
   const std::vector<llama_token> prompt = ChatPrompt(model, document, options.question);
@@ -209,7 +224,7 @@ void Run(CommandOptions options) {
 
   Figures figures;
   Prefill(context, prompt, figures);
-  const std::string answer = Generate(options, model, plugin, threads, context, figures);
+  const std::string answer = Generate(options, model, plugin, context, figures);
   if (options.json) {
     fmt::print("{}", FiguresJson(options, model, figures, threads, answer));
   } else {
@@ -245,6 +260,9 @@ void AddRunCommand(CLI::App& parent) {
       ->type_name("NAME")
       ->check(CLI::IsMember({"auto", "exact", "off"}).description(""))
       ->capture_default_str();
+  app->add_option("--audit", options->audit, "Share of the attention outputs whose error is measured (0: none)")
+      ->type_name("X")
+      ->check(CLI::Range(0.0, 1.0).description(""));
   app->add_flag("--json", options->json, "Print answer and figures as JSON when done, in place of streaming");
   app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");
   app->footer(

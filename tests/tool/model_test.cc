@@ -67,7 +67,8 @@ TEST_F(ModelTest, BenchDecodeMeasuresEveryArmAndReusesItsStates) {
                                             "--arms",      "llama,llama-q8,exact,scsa,limit",
                                             "--crossover", "0",
                                             "--state-dir", Path("states"),
-                                            "--json",      Path("r.json")};
+                                            "--json",      Path("r.json"),
+                                            "--audit",     "0.25"};
   const CommandResult first = Scsa(command);
   ASSERT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.err, "");  // no terminal, no progress
@@ -114,6 +115,18 @@ TEST_F(ModelTest, BenchDecodeMeasuresEveryArmAndReusesItsStates) {
   EXPECT_GT(arms["scsa"]["calibration_ms_median"].get<double>(), 0.0);
   EXPECT_GT(arms["scsa"]["calibration_exact_ms_median"].get<double>(), 0.0);
   EXPECT_EQ(arms["exact"]["calibration_steps"], 0);
+  // A quarter of 8 steps and 3 KV heads in each of 30 layers, 3 query heads each.
+  EXPECT_EQ(arms["scsa"]["audit_outputs"], 6 * 30 * 3);
+  EXPECT_GT(arms["scsa"]["audit_ms"].get<double>(), 0.0);
+  EXPECT_LE(arms["scsa"]["audit_err_median_low"], arms["scsa"]["audit_err_median"]);
+  EXPECT_LE(arms["scsa"]["audit_err_median"], arms["scsa"]["audit_err_median_high"]);
+  EXPECT_LE(arms["scsa"]["audit_err_p90"], arms["scsa"]["audit_err_p99"]);
+  // Against double precision in two later steps.
+  EXPECT_GT(arms["scsa"]["audit_err_mean"], 0.3 * arms["scsa"]["attn_err_mean"].get<double>());
+  EXPECT_LT(arms["scsa"]["audit_err_mean"], 3 * arms["scsa"]["attn_err_mean"].get<double>());
+  EXPECT_EQ(arms["scsa"]["recalibrated_heads"], 0);
+  EXPECT_EQ(arms["exact"]["audit_outputs"], 0);
+  EXPECT_TRUE(arms["exact"]["audit_err_median"].is_null());
   EXPECT_TRUE(arms["scsa"]["taus"].is_null());
   EXPECT_GT(arms["scsa"]["plan_bytes"].get<double>(), 0.0);
   EXPECT_GT(arms["scsa"]["rows_read"].get<double>(), 0.0);
@@ -234,7 +247,7 @@ TEST_F(ModelTest, ACutOffModelIsOneLine) {
 TEST_F(ModelTest, RunStreamsAnAnswerAndOneLineOfFigures) {
   const std::vector<std::string> command = {"run", "-m", SCSA_TEST_MODEL, "-f", Path("short.txt"), "-p", "Who signed?",
                                             "-n",  "12"};
-  const CommandResult result = Scsa(command, {"SCSA_CROSSOVER=0", "SCSA_CALIBRATE=4"});
+  const CommandResult result = Scsa(command, {"SCSA_CROSSOVER=0", "SCSA_CALIBRATE=4", "SCSA_AUDIT=0.5"});
   ASSERT_EQ(result.status, 0) << result.err;
   EXPECT_GT(result.out.size(), 1u);
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
@@ -276,7 +289,8 @@ TEST_F(ModelTest, CalibratedThresholdsTakeThePlaceOfTheWindow) {
   EXPECT_EQ(file["model"]["metadata_hash"].get<std::string>().size(), 16u);
 
   const std::vector<std::string> run = {
-      "run", "-m", SCSA_TEST_MODEL, "-f", Path("short.txt"), "-p", "Who signed?", "-n", "6", "--json", "--taus", taus};
+      "run", "-m",     SCSA_TEST_MODEL, "-f", Path("short.txt"), "-p", "Who signed?", "-n",
+      "6",   "--json", "--taus",        taus, "--audit",         "1"};
   const CommandResult answered = Scsa(run, {"SCSA_CROSSOVER=0"});
   ASSERT_EQ(answered.status, 0) << answered.err;
   const json figures = json::parse(answered.out);
@@ -285,6 +299,13 @@ TEST_F(ModelTest, CalibratedThresholdsTakeThePlaceOfTheWindow) {
   EXPECT_TRUE(figures["exact_ms_median"].is_null());  // the first token was sparse already
   EXPECT_GT(figures["sparse_ms_median"].get<double>(), 0.0);
   EXPECT_LT(figures["rows_read"].get<double>(), 1.0);
+  // Every output of the sparse steps; the last 256 of each layer.
+  EXPECT_EQ(figures["error_samples"], figures["answer_tokens"].get<int>() * 30 * 9);
+  EXPECT_LE(figures["error_median_low"], figures["error_median"]);
+  EXPECT_LE(figures["error_median"], figures["error_median_high"]);
+  EXPECT_GT(figures["error_median"].get<double>(), 0.0);
+  EXPECT_LT(figures["error_median"].get<double>(), 0.1);
+  EXPECT_GT(figures["error_seconds"].get<double>(), 0.0);
 
   const CommandResult measured = Scsa({"bench",       "decode",
                                        "-m",          SCSA_TEST_MODEL,

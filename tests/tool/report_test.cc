@@ -122,6 +122,15 @@ TEST(ResultsJson, HoldsEveryPromisedField) {
                               "attn_ms_source",
                               "roofline_ms",
                               "roofline_share",
+                              "audit_outputs",
+                              "audit_ms",
+                              "audit_err_mean",
+                              "audit_err_median",
+                              "audit_err_median_low",
+                              "audit_err_median_high",
+                              "audit_err_p90",
+                              "audit_err_p99",
+                              "recalibrated_heads",
                               "calibration_steps",
                               "calibration_ms_median",
                               "calibration_exact_ms_median",
@@ -152,6 +161,33 @@ TEST(ResultsJson, NamesTheThresholdsOfTheSparseArmAlone) {
   const auto array = nlohmann::json::parse(ResultsJson(info, results));
   EXPECT_TRUE(array[0]["taus"].is_null());
   EXPECT_EQ(array[1]["taus"], "t.json");
+}
+
+TEST(ResultsJson, ReportsTheAuditOfTheArmThatHasOne) {
+  std::vector<ArmResult> results = Results();
+  results[0].stats.audited_outputs = 90;
+  results[0].stats.audit_ns = 2500000;
+  results[0].stats.recalibrated_heads = 1;
+  results[0].audit = scsa_plugin_audit{};
+  results[0].audit->samples = 60;
+  results[0].audit->observations = 20;
+  results[0].audit->median = 0.01;
+  results[0].audit->median_low = 0.005;
+  results[0].audit->median_high = 0.02;
+  results[0].audit->p99 = 0.25;
+  auto array = nlohmann::json::parse(ResultsJson(Info(), results));
+  EXPECT_EQ(array[0]["audit_outputs"], 90);
+  EXPECT_EQ(array[0]["audit_ms"], 2.5);
+  EXPECT_EQ(array[0]["recalibrated_heads"], 1);
+  EXPECT_EQ(array[0]["audit_err_median"], 0.01);
+  EXPECT_EQ(array[0]["audit_err_median_low"], 0.005);
+  EXPECT_EQ(array[0]["audit_err_median_high"], 0.02);
+  EXPECT_EQ(array[0]["audit_err_p99"], 0.25);
+  EXPECT_TRUE(array[1]["audit_err_median"].is_null());
+  results[0].audit->observations = 5;
+  array = nlohmann::json::parse(ResultsJson(Info(), results));
+  EXPECT_TRUE(array[0]["audit_err_median_low"].is_null());
+  EXPECT_EQ(array[0]["audit_err_median"], 0.01);
 }
 
 TEST(ResultsJson, AnInfiniteErrorIsNull) {
