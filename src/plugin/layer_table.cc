@@ -130,12 +130,13 @@ void CachedLayer::NoteWrites(std::span<const std::int64_t> rows) {
 }
 
 // Rows that become visible were written just before, through the plugin. If others do, or if many vanish (state
-// loads, copies between sequences, truncation), the cells may hold something else by now.
+// loads, copies between sequences, truncation), the cells may hold something else by now. A row that was visible and is
+// written anew had vanished in between: the same, even where later tokens have filled the gap.
 Verify CachedLayer::ChooseVerify(const std::uint64_t* visible, std::size_t words) {
   bool unexpected = false;
   std::uint64_t vanished = 0;
   for (std::size_t w = 0; w < words; ++w) {
-    unexpected = unexpected || (visible[w] & ~seen_[w] & ~written_[w]) != 0;
+    unexpected = unexpected || (visible[w] & ~seen_[w] & ~written_[w]) != 0 || (seen_[w] & written_[w]) != 0;
     vanished += static_cast<std::uint64_t>(std::popcount(seen_[w] & ~visible[w]));
     seen_[w] = visible[w];
     written_[w] = 0;

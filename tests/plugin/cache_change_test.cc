@@ -155,6 +155,16 @@ TEST_F(CacheChange, OneChangedCellIsSeenWhenCellsAppearThatWereNotWritten) {
   EXPECT_NEAR(Attend(), 5.0f, 0.02f);
 }
 
+// A state of 1,400 cells was loaded and the text went on: the visible cells are the same as before.
+TEST_F(CacheChange, OneChangedCellIsSeenWhenSeenCellsAreWrittenAnew) {
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  Draw(700, 5.0f, 40.0f);
+  std::vector<std::int64_t> cells;
+  for (std::int64_t r = 1400; r < kFilled; ++r) cells.push_back(r);
+  Write(cells, {1.0f, 2.0f}, +1);
+  EXPECT_NEAR(Attend(), 5.0f, 0.02f);
+}
+
 TEST_F(CacheChange, ReplacedContentIsSeen) {
   // A state load writes behind the graph's back; the visible cells stay the same.
   EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
