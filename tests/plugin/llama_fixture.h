@@ -61,12 +61,12 @@ class LoadedPlugin {
     return text;
   }
   void ResetAudit() const { reset_audit_(); }
-  void SetObserver(scsa_plugin_observer_t observer, void* user) const { set_observer_(observer, user); }
   std::string Taus() const {
     std::string text(get_taus_(nullptr, 0) + 1, '\0');
     text.resize(get_taus_(text.data(), text.size()));
     return text;
   }
+  void SetObserver(scsa_plugin_observer_t observer, void* user) const { set_observer_(observer, user); }
 
  private:
   LoadedPlugin() {
@@ -117,6 +117,7 @@ struct ContextOptions {
   int n_ctx = 2048;
   int n_seq = 1;
   bool unified = true;
+  int threads = kThreads;
 };
 
 inline LlamaContextPtr MakeLlama(llama_model* model, const ContextOptions& o) {
@@ -125,8 +126,8 @@ inline LlamaContextPtr MakeLlama(llama_model* model, const ContextOptions& o) {
   p.n_batch = 2048;
   p.n_seq_max = static_cast<std::uint32_t>(o.n_seq);
   p.kv_unified = o.unified;
-  p.n_threads = kThreads;
-  p.n_threads_batch = kThreads;
+  p.n_threads = o.threads;
+  p.n_threads_batch = o.threads;
   p.type_k = o.k_type;
   p.type_v = o.v_type;
   p.flash_attn_type = o.flash_attn;

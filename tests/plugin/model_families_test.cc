@@ -104,7 +104,7 @@ TEST(ModelFamilies, Qwen3InTheShapeOf06B) {
   const std::string path = (std::filesystem::temp_directory_path() /
                             std::string("scsa-qwen3-").append(std::to_string(getpid())).append(".gguf"))
                                .string();
-  WriteQwen3(vocabulary, path);
+  WriteQwen3(path, {}, vocabulary);
   const ModelPtr model = LoadModel(path);
   std::filesystem::remove(path);
   ASSERT_NE(model, nullptr);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Qwen3 model with random weights in the attention shape of the 0.6B one: 16 query heads, 8 KV heads, head size 128,
-// QK norm. Few layers, a small feed-forward part, and the vocabulary of another model's file.
+// Qwen3 models with random weights: QK norm, few layers, a small feed-forward part.
 #pragma once
 
 #include <ggml.h>
@@ -14,30 +13,45 @@
 
 namespace scsa::plugin_test {
 
-inline void WriteQwen3(const std::string& vocabulary_file, const std::string& path) {
-  constexpr int kLayers = 3;
-  constexpr int kEmbd = 256;
-  constexpr int kFf = 512;
-  constexpr int kHeads = 16;
-  constexpr int kKvHeads = 8;
-  constexpr int kHeadDim = 128;
+// The attention shape is that of the 0.6B model unless said otherwise.
+struct Qwen3Size {
+  int layers = 3;
+  int embd = 256;
+  int ff = 512;
+  int heads = 16;
+  int kv_heads = 8;
+  int head_dim = 128;
+  float token_sigma = 0.02f;  // of the embeddings, which are the output matrix as well
+  int vocab = 0;              // tokens without text; 0: the vocabulary of another model's file
+};
 
-  gguf_context* source = gguf_init_from_file(vocabulary_file.c_str(), {true, nullptr});
-  if (source == nullptr) throw std::runtime_error("cannot read " + vocabulary_file);
+inline void WriteQwen3(const std::string& path, const Qwen3Size& size, const std::string& vocabulary_file = {}) {
+  const int n_embd = size.embd;
+  const int n_ff = size.ff;
+  const int q_values = size.heads * size.head_dim;
+  const int kv_values = size.kv_heads * size.head_dim;
+  std::int64_t n_vocab = size.vocab;
+
   gguf_context* file = gguf_init_empty();
-  gguf_set_kv(file, source);
-  const std::int64_t tokens = gguf_find_key(source, "tokenizer.ggml.tokens");
-  const auto n_vocab = static_cast<std::int64_t>(gguf_get_arr_n(source, tokens));
-  gguf_free(source);
+  if (n_vocab == 0) {
+    gguf_context* source = gguf_init_from_file(vocabulary_file.c_str(), {true, nullptr});
+    if (source == nullptr) throw std::runtime_error("cannot read " + vocabulary_file);
+    gguf_set_kv(file, source);
+    n_vocab = static_cast<std::int64_t>(gguf_get_arr_n(source, gguf_find_key(source, "tokenizer.ggml.tokens")));
+    gguf_free(source);
+  } else {
+    gguf_set_val_str(file, "tokenizer.ggml.model", "no_vocab");
+    gguf_set_val_u32(file, "qwen3.vocab_size", static_cast<std::uint32_t>(n_vocab));
+  }
   gguf_set_val_str(file, "general.architecture", "qwen3");
-  gguf_set_val_u32(file, "qwen3.block_count", kLayers);
+  gguf_set_val_u32(file, "qwen3.block_count", static_cast<std::uint32_t>(size.layers));
   gguf_set_val_u32(file, "qwen3.context_length", 40960);
-  gguf_set_val_u32(file, "qwen3.embedding_length", kEmbd);
-  gguf_set_val_u32(file, "qwen3.feed_forward_length", kFf);
-  gguf_set_val_u32(file, "qwen3.attention.head_count", kHeads);
-  gguf_set_val_u32(file, "qwen3.attention.head_count_kv", kKvHeads);
-  gguf_set_val_u32(file, "qwen3.attention.key_length", kHeadDim);
-  gguf_set_val_u32(file, "qwen3.attention.value_length", kHeadDim);
+  gguf_set_val_u32(file, "qwen3.embedding_length", static_cast<std::uint32_t>(n_embd));
+  gguf_set_val_u32(file, "qwen3.feed_forward_length", static_cast<std::uint32_t>(n_ff));
+  gguf_set_val_u32(file, "qwen3.attention.head_count", static_cast<std::uint32_t>(size.heads));
+  gguf_set_val_u32(file, "qwen3.attention.head_count_kv", static_cast<std::uint32_t>(size.kv_heads));
+  gguf_set_val_u32(file, "qwen3.attention.key_length", static_cast<std::uint32_t>(size.head_dim));
+  gguf_set_val_u32(file, "qwen3.attention.value_length", static_cast<std::uint32_t>(size.head_dim));
   gguf_set_val_f32(file, "qwen3.attention.layer_norm_rms_epsilon", 1e-6f);
   gguf_set_val_f32(file, "qwen3.rope.freq_base", 1e6f);
 
@@ -50,21 +64,21 @@ inline void WriteQwen3(const std::string& vocabulary_file, const std::string& pa
     ggml_set_name(t, name.c_str());
     gguf_add_tensor(file, t);
   };
-  add("token_embd.weight", kEmbd, n_vocab, 0.0f, 0.02f);
-  add("output_norm.weight", kEmbd, 0, 1.0f, 0.1f);
-  for (int i = 0; i < kLayers; ++i) {
+  add("token_embd.weight", n_embd, n_vocab, 0.0f, size.token_sigma);
+  add("output_norm.weight", n_embd, 0, 1.0f, 0.1f);
+  for (int i = 0; i < size.layers; ++i) {
     const std::string blk = std::string("blk.").append(std::to_string(i)).append(".");
-    add(blk + "attn_norm.weight", kEmbd, 0, 1.0f, 0.1f);
-    add(blk + "attn_q.weight", kEmbd, kHeads * kHeadDim, 0.0f, 0.06f);
-    add(blk + "attn_k.weight", kEmbd, kKvHeads * kHeadDim, 0.0f, 0.06f);
-    add(blk + "attn_v.weight", kEmbd, kKvHeads * kHeadDim, 0.0f, 0.06f);
-    add(blk + "attn_output.weight", kHeads * kHeadDim, kEmbd, 0.0f, 0.02f);
-    add(blk + "attn_q_norm.weight", kHeadDim, 0, 1.5f, 0.3f);
-    add(blk + "attn_k_norm.weight", kHeadDim, 0, 1.5f, 0.3f);
-    add(blk + "ffn_norm.weight", kEmbd, 0, 1.0f, 0.1f);
-    add(blk + "ffn_gate.weight", kEmbd, kFf, 0.0f, 0.06f);
-    add(blk + "ffn_up.weight", kEmbd, kFf, 0.0f, 0.06f);
-    add(blk + "ffn_down.weight", kFf, kEmbd, 0.0f, 0.04f);
+    add(blk + "attn_norm.weight", n_embd, 0, 1.0f, 0.1f);
+    add(blk + "attn_q.weight", n_embd, q_values, 0.0f, 0.06f);
+    add(blk + "attn_k.weight", n_embd, kv_values, 0.0f, 0.06f);
+    add(blk + "attn_v.weight", n_embd, kv_values, 0.0f, 0.06f);
+    add(blk + "attn_output.weight", q_values, n_embd, 0.0f, 0.02f);
+    add(blk + "attn_q_norm.weight", size.head_dim, 0, 1.5f, 0.3f);
+    add(blk + "attn_k_norm.weight", size.head_dim, 0, 1.5f, 0.3f);
+    add(blk + "ffn_norm.weight", n_embd, 0, 1.0f, 0.1f);
+    add(blk + "ffn_gate.weight", n_embd, n_ff, 0.0f, 0.06f);
+    add(blk + "ffn_up.weight", n_embd, n_ff, 0.0f, 0.06f);
+    add(blk + "ffn_down.weight", n_ff, n_embd, 0.0f, 0.04f);
   }
   const bool written = gguf_write_to_file(file, path.c_str(), false);
   gguf_free(file);
