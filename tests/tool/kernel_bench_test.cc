@@ -83,11 +83,11 @@ TEST(KernelCases, CountClustersOfEstimates) {
   const KernelCase seed = Find(CasesOf(setup, {"estimate-seed"}), "f32", 1, CacheState::kHot);
   EXPECT_EQ(seed.rows, 2.0 * 32);
   EXPECT_EQ(seed.bytes, 2.0 * 32 * (4 * 64 + 1) * 4);
-  // Eight blocks of 32 clusters: a byte per value of a centroid, three f32 numbers per cluster and three vectors per
-  // block; a value mean is a byte per value, two f32 vectors per block.
+  // Eight blocks of 32 clusters: a byte per value of a centroid, three f32 numbers per cluster, three vectors and eight
+  // more numbers per block; a value mean is a byte per value, two f32 vectors per block.
   const KernelCase estimate = Find(CasesOf(setup, {"estimate-fast"}), "8-bit", 3, CacheState::kHot);
   EXPECT_EQ(estimate.rows, 2.0 * 256);
-  EXPECT_EQ(estimate.bytes, 2.0 * (256 * (64 + 12) + 8 * 3 * 64 * 4));
+  EXPECT_EQ(estimate.bytes, 2.0 * (256 * (64 + 12) + 8 * (3 * 64 + 8) * 4));
   EXPECT_EQ(estimate.multiply_adds, 2.0 * 3 * (256 * 64 + 8 * 2 * 64));
   const KernelCase tail = Find(CasesOf(setup, {"tail-fast"}), "8-bit", 3, CacheState::kHot);
   EXPECT_EQ(tail.rows, 2.0 * 256);

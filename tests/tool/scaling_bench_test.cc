@@ -74,10 +74,10 @@ TEST(MeasureScaling, RefusesRowsThatLeaveNothingToSeal) {
 }
 
 TEST(ScalingPlanBytes, FollowTheDocumentedLayout) {
-  // fast, head size 128: 6 bytes per row; two rows of 128 bytes and three f32 numbers for 8 rows; five f32 vectors and
-  // 33 offsets of 2 bytes for 256 rows.
+  // fast, head size 128: 6 bytes per row; two rows of 128 bytes and three f32 numbers for 8 rows; five f32 vectors,
+  // eight more numbers and 33 offsets of 2 bytes for 256 rows.
   EXPECT_EQ(ScalingPlanBytes({16, 8, 128}, ConfigFor(Preset::kFast), 1024),
-            8192u * 6 + 1024u * (256 + 12) + 32u * (5 * 512 + 66));
+            8192u * 6 + 1024u * (256 + 12) + 32u * (5 * 512 + 32 + 66));
   // seed: two q8_0 rows and 8 bytes per row; clusters of at least 64 rows with five vectors of 512 bytes.
   EXPECT_EQ(ScalingPlanBytes({16, 8, 128}, ConfigFor(Preset::kSeed), 1024), 8192u * 280 + 128u * 2560);
 }
