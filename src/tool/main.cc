@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "commands.h"
+#include "completion.h"
+#include "manual.h"
 #include "text.h"
 #include "tool_error.h"
 #include "version.h"
@@ -52,6 +54,12 @@ int Main(int argc, char** argv) {
   scsa::tool::AddBenchScalingCommand(*bench);
   scsa::tool::AddCaptureCommand(app);
   scsa::tool::AddExecCommand(app, std::move(program));
+
+  // For the build of this project, hence in no help text.
+  if (args.size() == 2 && args.front() == "--generate") {
+    if (args.back() == "man") return fmt::print("{}", scsa::tool::ManualPage(app)), 0;
+    if (args.back() == "bash-completion") return fmt::print("{}", scsa::tool::BashCompletion(app)), 0;
+  }
 
   try {
     std::reverse(args.begin(), args.end());  // CLI11 takes a vector of arguments last first

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+# Builds programs against an installed copy and runs them: PROGRAM (uses the sparse operator), README_EXAMPLE and
+# C_EXAMPLE.
 # KIND: static, shared (CMake package) or pkg-config (shared, and static by --static).
+# PREFIX: the installed copy. Empty: the build is installed first, into WORK_DIR.
 
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -16,15 +19,42 @@ function(expect_output pattern)
   endif()
 endfunction()
 
+# The programs of `folder` that were built, with the words before them.
+function(run_programs folder sources)
+  foreach(source IN LISTS sources)
+    cmake_path(GET source STEM name)
+    run(${ARGN} ${folder}/${name})
+    if(source STREQUAL PROGRAM)
+      expect_output("exact and sparse attention agree")
+    elseif(source STREQUAL C_EXAMPLE)
+      expect_output("32 steps exact, 32 sparse")
+    endif()
+  endforeach()
+endfunction()
+
+# build_with_cmake(folder languages sources options...)
+function(build_with_cmake folder languages sources)
+  list(JOIN languages "," joined_languages)
+  list(JOIN sources "," joined_sources)
+  run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${CONSUMER_DIR} -B ${folder}
+    -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_PREFIX_PATH=${PREFIX}
+    -DSCSA_KIND=${KIND} -DSCSA_VERSION=${VERSION} -DSCSA_LANGUAGES=${joined_languages} -DSCSA_SOURCES=${joined_sources} ${ARGN})
+  run(${CMAKE_COMMAND} --build ${folder})
+  run_programs(${folder} "${sources}")
+endfunction()
+
 file(REMOVE_RECURSE ${WORK_DIR})
-run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/staged)
-# An installed tree may be moved: nothing in it may know the prefix it was installed to.
-set(prefix ${WORK_DIR}/prefix)
-file(RENAME ${WORK_DIR}/staged ${prefix})
+file(MAKE_DIRECTORY ${WORK_DIR})
+if(NOT PREFIX)
+  run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/staged)
+  # An installed tree may be moved: nothing in it may know the prefix it was installed to.
+  set(PREFIX ${WORK_DIR}/prefix)
+  file(RENAME ${WORK_DIR}/staged ${PREFIX})
+endif()
 
 if(KIND STREQUAL "pkg-config")
   find_program(PKG_CONFIG NAMES pkg-config pkgconf REQUIRED)
-  set(ENV{PKG_CONFIG_PATH} ${prefix}/${LIBDIR}/pkgconfig)
+  set(ENV{PKG_CONFIG_PATH} ${PREFIX}/${LIBDIR}/pkgconfig)
   run(${PKG_CONFIG} --modversion scsa)
   expect_output("^${VERSION}\n$")
   foreach(mode shared static)
@@ -35,20 +65,24 @@ if(KIND STREQUAL "pkg-config")
       run(${PKG_CONFIG} --cflags --libs scsa)
     endif()
     separate_arguments(flags UNIX_COMMAND "${run_output}")
-    run(${CXX_COMPILER} -std=c++20 ${CONSUMER_DIR}/main.cc -o ${WORK_DIR}/consumer-${mode} ${flags})
-    run(${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${prefix}/${LIBDIR} ${WORK_DIR}/consumer-${mode})
-    expect_output("exact and sparse attention agree")
+    file(MAKE_DIRECTORY ${WORK_DIR}/${mode})
+    foreach(source ${PROGRAM} ${README_EXAMPLE})
+      cmake_path(GET source STEM name)
+      run(${CXX_COMPILER} -std=c++20 ${source} -o ${WORK_DIR}/${mode}/${name} ${flags})
+    endforeach()
+    cmake_path(GET C_EXAMPLE STEM name)
+    run(${C_COMPILER} -std=c99 -Wall -Wextra -pedantic-errors -Werror ${C_EXAMPLE} -o ${WORK_DIR}/${mode}/${name} ${flags})
+    set(library_path)
+    if(mode STREQUAL "shared")
+      set(library_path LD_LIBRARY_PATH=${PREFIX}/${LIBDIR})
+    endif()
+    run_programs(${WORK_DIR}/${mode} "${PROGRAM};${README_EXAMPLE};${C_EXAMPLE}" ${CMAKE_COMMAND} -E env ${library_path})
   endforeach()
+elseif(KIND STREQUAL "shared")
+  # Programs that link the shared library need none of the packages that it was built with, those in C no C++ either.
+  set(options -DCMAKE_DISABLE_FIND_PACKAGE_hwy=ON -DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON)
+  build_with_cmake(${WORK_DIR}/build-cxx CXX "${PROGRAM};${README_EXAMPLE}" ${options})
+  build_with_cmake(${WORK_DIR}/build-c C "${C_EXAMPLE}" ${options})
 else()
-  set(options)
-  if(KIND STREQUAL "shared")
-    # Programs that link the shared library need none of the packages that it was built with.
-    set(options -DCMAKE_DISABLE_FIND_PACKAGE_hwy=ON -DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON)
-  endif()
-  run(${CMAKE_COMMAND} -G ${GENERATOR} -S ${CONSUMER_DIR} -B ${WORK_DIR}/build
-    -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_PREFIX_PATH=${prefix} -DSCSA_KIND=${KIND} -DSCSA_VERSION=${VERSION}
-    ${options})
-  run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
-  run(${WORK_DIR}/build/consumer)
-  expect_output("exact and sparse attention agree")
+  build_with_cmake(${WORK_DIR}/build "C;CXX" "${PROGRAM};${README_EXAMPLE};${C_EXAMPLE}")
 endif()
