@@ -55,7 +55,7 @@ complete_words() {
   [[ $offered == "$expected" ]] || fail "completion of '$*' offers '$offered', not '$expected'"
 }
 complete_words 'bench' scsa be
-complete_words 'decode quality' scsa bench ''
+complete_words 'decode kernels quality scaling' scsa bench ''
 complete_words '--help -h' scsa bench -
 complete_words '--preset' scsa run --pre
 complete_words 'fast seed' scsa run --preset ''
