@@ -19,20 +19,6 @@
 namespace scsa {
 namespace {
 
-const char* Name(DType type) {
-  switch (type) {
-    case DType::kF32:
-      return "f32";
-    case DType::kF16:
-      return "f16";
-    case DType::kBF16:
-      return "bf16";
-    case DType::kQ8_0:
-      return "q8_0";
-  }
-  return "?";
-}
-
 std::vector<float> RandomVector(std::size_t count) {
   static std::mt19937 generator(1);
   std::normal_distribution<float> normal;
@@ -246,7 +232,7 @@ constexpr int kTypes[] = {static_cast<int>(DType::kF32), static_cast<int>(DType:
 
 void RegisterAll() {
   for (const int type : kTypes) {
-    const std::string name = Name(static_cast<DType>(type));
+    const std::string name = DTypeName(static_cast<DType>(type));
     for (const int head_dim : {64, 128, 256}) {
       for (const int n : {1, 2, 3, 4, 7}) {
         benchmark::RegisterBenchmark(("AttendRun/" + name).c_str(), BM_AttendRun)->Args({type, head_dim, n, 0});
@@ -267,7 +253,7 @@ void RegisterAll() {
     for (const int type : {static_cast<int>(DType::kF16), static_cast<int>(DType::kQ8_0)}) {
       for (const std::int64_t n_kv : {1000, 8000, 32768}) {
         for (const Shape& shape : {Shape{9, 3, 64}, Shape{14, 2, 64}, Shape{16, 8, 128}, Shape{4, 1, 256}}) {
-          benchmark::RegisterBenchmark((std::string("ExactAttention/") + Name(static_cast<DType>(type))).c_str(),
+          benchmark::RegisterBenchmark((std::string("ExactAttention/") + DTypeName(static_cast<DType>(type))).c_str(),
                                        BM_ExactAttention)
               ->Args({shape.q_heads, shape.kv_heads, shape.head_dim, type, n_kv, n_threads})
               ->UseRealTime();

@@ -43,6 +43,10 @@ struct Config {
   CalibrationStatistic statistic = CalibrationStatistic::kMedian;
 };
 
+// Layers of a model that take seal_delay = layer % kSealStagger build their blocks in different steps, so that no step
+// builds one for every layer.
+inline constexpr int kSealStagger = 64;
+
 Config ConfigFor(Preset preset);
 // The calibration tolerance that a preset is meant for (docs/measurements.md shows what it gives).
 constexpr float DefaultTolerance(Preset preset) { return preset == Preset::kFast ? 0.015f : 0.025f; }

@@ -85,7 +85,8 @@ class Layer {
 
   // Tells that the rows [0, end_row) of kv hold what they are going to hold: preset `fast` builds every block inside
   // them that is not built yet, so that decoding starts with a finished plan. `seed` builds when a query needs it.
-  // kUnsupported (a row that is not finite) or kOutOfMemory: the blocks that failed stay unbuilt.
+  // kUnsupported (a row that is not finite) or kOutOfMemory: the blocks that failed stay unbuilt. kInvalidArgument for
+  // a view or a thread count that Attend refuses.
   Status Seal(const KvView& kv, std::int64_t end_row, int n_threads);
 
   // Opens a calibration window: until FinishCalibration the layer answers exactly and records, per query head, the

@@ -58,6 +58,9 @@ typedef void (*scsa_plugin_get_stats_t)(struct scsa_plugin_stats* stats);
 typedef size_t (*scsa_plugin_get_taus_t)(char* text, size_t size);
 #define SCSA_PLUGIN_GET_TAUS "scsa_plugin_get_taus"
 
+/* Observations from which there is a confidence interval. */
+#define SCSA_AUDIT_INTERVAL_FROM 6
+
 /* What the audit measured: relative L2 errors of sparse attention outputs, one per query head audited, of the last 256
  * of each layer (docs/operator.md). Contexts share the figures of a layer, and those of freed ones stay. Without
  * samples all errors are 0. */
@@ -67,9 +70,10 @@ struct scsa_plugin_audit {
   uint64_t samples;      /* those that the errors below are taken from */
   uint64_t observations; /* independent ones among them: the query heads of a KV head count as one */
   double mean, median;
-  double median_low, median_high; /* 95 % confidence interval of the median; 0 and infinity below 6 observations */
-  double p90, p99;                /* quantiles */
-  uint64_t recalibrated_heads;    /* since load or the last reset */
+  /* 95 % confidence interval of the median; 0 and infinity below SCSA_AUDIT_INTERVAL_FROM observations. */
+  double median_low, median_high;
+  double p90, p99;             /* quantiles */
+  uint64_t recalibrated_heads; /* since load or the last reset */
 };
 /* layer: of the model, as in scsa_attention_call; -1: all together. 0 when memory runs out (then nothing is written),
  * otherwise 1. */

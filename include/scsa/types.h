@@ -33,6 +33,21 @@ constexpr std::size_t RowBytes(DType type, int head_dim) {
   return 0;
 }
 
+// "f32", "f16", "bf16" or "q8_0".
+constexpr const char* DTypeName(DType type) {
+  switch (type) {
+    case DType::kF32:
+      return "f32";
+    case DType::kF16:
+      return "f16";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kQ8_0:
+      return "q8_0";
+  }
+  return "?";
+}
+
 // Head counts of one attention layer. Query head h reads KV head h / (q_heads / kv_heads).
 struct Shape {
   int q_heads = 0;   // 1 ... kMaxQHeads, a multiple of kv_heads

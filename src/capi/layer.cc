@@ -92,9 +92,6 @@ enum scsa_status scsa_layer_seal(scsa_layer* layer, const struct scsa_kv* kv, in
   return WithLayer(layer, [&](scsa::Layer& target) -> Status {
     scsa::KvView view;
     if (Status status = ReadKv(kv, &view); !status.ok()) return status;
-    if (view.n_kv < 0) return Status::Invalid("n_kv is " + std::to_string(view.n_kv) + ", must be at least 0");
-    if (view.n_kv > 0 && (view.k == nullptr || view.v == nullptr)) return Status::Invalid("K or V is a null pointer");
-    if (n_threads < 1) return Status::Invalid("n_threads is " + std::to_string(n_threads) + ", must be at least 1");
     return target.Seal(view, end_row, n_threads);
   });
 }

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/audit_statistics.h"
+#include "core/relative_error.h"
 
 namespace scsa {
 namespace {
@@ -19,19 +20,6 @@ std::uint64_t Mix(std::uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
-}
-
-float RelativeError(const float* output, const float* exact, int head_dim) {
-  double difference = 0;
-  double norm = 0;
-  for (int d = 0; d < head_dim; ++d) {
-    const double delta = static_cast<double>(output[d]) - exact[d];
-    difference += delta * delta;
-    norm += static_cast<double>(exact[d]) * exact[d];
-  }
-  if (difference == 0) return 0;
-  const double error = std::sqrt(difference / norm);
-  return std::isnan(error) ? std::numeric_limits<float>::infinity() : static_cast<float>(error);
 }
 
 }  // namespace

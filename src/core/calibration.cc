@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "core/relative_error.h"
+
 namespace scsa {
 namespace {
 
@@ -24,16 +26,7 @@ struct Accumulator {
 
 float RelativeError(const Accumulator& opened, const Accumulator& tail, const float* exact, int head_dim) {
   const double mass = opened.mass + tail.mass;
-  double difference = 0;
-  double norm = 0;
-  for (int d = 0; d < head_dim; ++d) {
-    const double delta = (opened.num[d] + tail.num[d]) / mass - exact[d];
-    difference += delta * delta;
-    norm += static_cast<double>(exact[d]) * exact[d];
-  }
-  if (difference == 0) return 0;
-  const double error = std::sqrt(difference / norm);
-  return std::isnan(error) ? std::numeric_limits<float>::infinity() : static_cast<float>(error);
+  return RelativeErrorOf([&](int d) { return (opened.num[d] + tail.num[d]) / mass; }, exact, head_dim);
 }
 
 }  // namespace

@@ -24,13 +24,17 @@ bool AllVisible(const BlockPlan& plan, int block, const std::uint64_t* visible) 
   return all == ~std::uint64_t{0};
 }
 
+bool IsUsable(const BlockPlan& plan, int block, std::int64_t n_kv, const std::uint64_t* visible) {
+  return plan.built(block) && plan.EndRow(block) <= n_kv && AllVisible(plan, block, visible);
+}
+
 }  // namespace
 
 void Coverage::Find(const BlockPlan& plan, std::int64_t n_kv, const std::uint64_t* visible) {
   usable.assign(plan.n_blocks(), 0);
   int last = 0;
   for (int b = 0; b < plan.n_blocks(); ++b) {
-    if (!plan.built(b) || plan.EndRow(b) > n_kv || !AllVisible(plan, b, visible)) continue;
+    if (!IsUsable(plan, b, n_kv, visible)) continue;
     usable[b] = 1;
     last = b + 1;
   }
@@ -50,6 +54,13 @@ void Coverage::Find(const BlockPlan& plan, std::int64_t n_kv, const std::uint64_
   }
   const std::int64_t covered = std::int64_t{last} * plan.block_rows();
   if (covered < n_kv) exact_runs.emplace_back(covered, n_kv);
+}
+
+bool HasUsableBlock(const BlockPlan& plan, std::int64_t n_kv, const std::uint64_t* visible) {
+  for (int b = 0; b < plan.n_blocks(); ++b) {
+    if (IsUsable(plan, b, n_kv, visible)) return true;
+  }
+  return false;
 }
 
 std::uint64_t CountVisible(const std::uint64_t* visible, std::int64_t first, std::int64_t end) {

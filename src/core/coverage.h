@@ -24,6 +24,9 @@ struct Coverage {
   void Find(const BlockPlan& plan, std::int64_t n_kv, const std::uint64_t* visible);
 };
 
+// Whether the plan has a block that serves the query row: built, with every covered row visible.
+bool HasUsableBlock(const BlockPlan& plan, std::int64_t n_kv, const std::uint64_t* visible);
+
 // Visible rows of [first, end), first a multiple of 64.
 std::uint64_t CountVisible(const std::uint64_t* visible, std::int64_t first, std::int64_t end);
 

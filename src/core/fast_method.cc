@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/block_plan.h"
+#include "core/coverage.h"
 #include "core/joint_operator.h"
 #include "core/kernels.h"
 #include "core/method.h"
@@ -42,7 +43,7 @@ class FastMethod final : public SparseMethod {
       // Rows that were just found to have changed may still be changing: this call attends to them exactly.
       if (changed == 0) BuildDue(call, stats);
       for (int row = 0; row < call.q.n_q; ++row) {
-        if (operator_.AnyUsable(plan_, Query(call, row))) return true;
+        if (HasUsableBlock(plan_, call.kv.n_kv, visible_ + row * visible_stride_)) return true;
       }
     } catch (const std::bad_alloc&) {
       ++stats->build_failures;

@@ -33,12 +33,6 @@ JointOperator::JointOperator(const Shape& shape, const Config& config)
     : shape_(shape), config_(config), scoring_(shape, config), heads_(std::make_unique<Head[]>(shape.kv_heads)) {}
 JointOperator::~JointOperator() = default;
 
-bool JointOperator::AnyUsable(const BlockPlan& plan, const JointQuery& query) {
-  Coverage coverage;
-  coverage.Find(plan, query.kv->n_kv, query.visible);
-  return coverage.n_blocks() > 0;
-}
-
 // The opened set of a KV head and its rows. False when memory is short.
 bool JointOperator::Decide(int kv_head, float tau) {
   Head& head = heads_[kv_head];

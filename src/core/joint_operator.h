@@ -44,9 +44,6 @@ class JointOperator {
   Status Replay(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds, const float* exact,
                 std::int64_t exact_head_stride, int n_threads, Workspace& workspace, std::span<float> errors);
 
-  // Whether any block of `plan` is usable for the query, that is, built with every covered row visible.
-  bool AnyUsable(const BlockPlan& plan, const JointQuery& query);
-
  private:
   struct ReplayStates;
   struct Head {

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
-#include <limits>
 #include <new>
 #include <span>
 #include <string>
@@ -13,27 +11,10 @@
 
 #include "core/joint_operator.h"
 #include "core/parallel.h"
+#include "core/relative_error.h"
 #include "core/softmax_state.h"
 
 namespace scsa {
-namespace {
-
-// |output - exact| / |exact|. 0 / 0 counts as 0, anything that is not a number as infinity.
-float RelativeError(const float* output, const float* exact, int head_dim) {
-  double difference = 0;
-  double norm = 0;
-  for (int d = 0; d < head_dim; ++d) {
-    const double delta = static_cast<double>(output[d]) - exact[d];
-    difference += delta * delta;
-    norm += static_cast<double>(exact[d]) * exact[d];
-  }
-  if (difference == 0) return 0;
-  const double error = std::sqrt(difference / norm);
-  return std::isnan(error) ? std::numeric_limits<float>::infinity() : static_cast<float>(error);
-}
-
-}  // namespace
-
 // The thresholds' opened sets are nested, so the clusters in opening order fall into segments: segment t is open from
 // threshold t on, the last one never. Each is read once as opened rows and once as a tail.
 struct JointOperator::ReplayStates {

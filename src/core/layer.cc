@@ -69,6 +69,8 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
 }
 
 Status Layer::Seal(const KvView& kv, std::int64_t end_row, int n_threads) {
+  if (Status status = ValidateKv(kv); !status.ok()) return status;
+  if (Status status = ValidateThreads(n_threads); !status.ok()) return status;
   return impl_->method->Seal(kv, end_row, impl_->serial ? 1 : n_threads, &impl_->stats);
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #if defined(__SANITIZE_THREAD__)
+#include <functional>
 #include <thread>
 #include <vector>
 #endif
@@ -26,6 +27,23 @@ inline void PauseThread() {
 #endif
 }
 
+// Calls work(thread, threads) on each thread of a team, this one among them, and waits for all. The team may be smaller
+// than asked for.
+template <class F>
+void RunTeam(int team, F&& work) {
+#if defined(__SANITIZE_THREAD__)
+  // ThreadSanitizer does not see libgomp's synchronisation (the library is not instrumented) and would report races
+  // that do not exist.
+  std::vector<std::thread> workers;
+  for (int thread = 1; thread < team; ++thread) workers.emplace_back(std::ref(work), thread, team);
+  work(0, team);
+  for (std::thread& worker : workers) worker.join();
+#else
+#pragma omp parallel num_threads(team)
+  work(omp_get_thread_num(), omp_get_num_threads());
+#endif
+}
+
 // Calls fn(task, thread) once for every task in [0, n_tasks), thread in [0, n_threads), and waits for all of them.
 // Tasks are handed out in ascending order as threads become free. Runs on the calling thread alone when n_threads <= 1,
 // when there is only one task, or inside a parallel region. fn must not throw.
@@ -36,21 +54,10 @@ void ParallelFor(int n_threads, std::int64_t n_tasks, F&& fn) {
     for (std::int64_t task = 0; task < n_tasks; ++task) fn(task, 0);
     return;
   }
-#if defined(__SANITIZE_THREAD__)
-  // ThreadSanitizer does not see libgomp's synchronisation (the library is not instrumented) and would report races
-  // that do not exist.
   std::atomic<std::int64_t> next{0};
-  const auto work = [&](int thread) {
+  RunTeam(team, [&](int thread, int /*threads*/) {
     for (std::int64_t task = next.fetch_add(1); task < n_tasks; task = next.fetch_add(1)) fn(task, thread);
-  };
-  std::vector<std::thread> workers;
-  for (int thread = 1; thread < team; ++thread) workers.emplace_back(work, thread);
-  work(0);
-  for (std::thread& worker : workers) worker.join();
-#else
-#pragma omp parallel for num_threads(team) schedule(dynamic, 1)
-  for (std::int64_t task = 0; task < n_tasks; ++task) fn(task, omp_get_thread_num());
-#endif
+  });
 }
 
 // The same, for tasks that fetch the memory of the one that follows on their thread: fn(task, next, thread) learns that
@@ -64,23 +71,14 @@ void ParallelForAhead(int n_threads, std::int64_t n_tasks, F&& fn) {
   }
   // Each thread starts on a task of its own, so that a thread that wakes early takes none from the others.
   std::atomic<std::int64_t> unclaimed{team};
-  const auto work = [&](std::int64_t thread, std::int64_t threads) {
+  RunTeam(team, [&](int thread, int threads) {
     for (std::int64_t task = thread; task < n_tasks;) {
       const bool own = task + threads < team;  // the team is smaller than asked for
       const std::int64_t next = own ? task + threads : std::min(n_tasks, unclaimed.fetch_add(1));
-      fn(task, next, static_cast<int>(thread));
+      fn(task, next, thread);
       task = next;
     }
-  };
-#if defined(__SANITIZE_THREAD__)
-  std::vector<std::thread> workers;
-  for (int thread = 1; thread < team; ++thread) workers.emplace_back(work, thread, team);
-  work(0, team);
-  for (std::thread& worker : workers) worker.join();
-#else
-#pragma omp parallel num_threads(team)
-  work(omp_get_thread_num(), omp_get_num_threads());
-#endif
+  });
 }
 
 }  // namespace scsa

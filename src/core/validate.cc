@@ -106,15 +106,24 @@ Status ValidateConfig(const Config& config) {
   return fast ? ValidateBlocks(config) : Status::Ok();
 }
 
-Status ValidateCall(const QueryView& q, const KvView& kv, const VisibleSets& visible, const LogitParams& params,
-                    int n_threads, const OutView& out) {
-  if (n_threads < 1) return OutOfRange("n_threads", n_threads, "at least 1");
-  if (q.n_q < 1) return OutOfRange("n_q", q.n_q, "at least 1");
-  if (q.data == nullptr) return Status::Invalid("the queries are a null pointer");
-  if (out.data == nullptr) return Status::Invalid("the output is a null pointer");
+Status ValidateKv(const KvView& kv) {
   if (kv.n_kv < 0) return OutOfRange("n_kv", kv.n_kv, "at least 0");
   if (!IsKnown(kv.k_type) || !IsKnown(kv.v_type)) return Status::Invalid("the row type of K or V is unknown");
   if (kv.n_kv > 0 && (kv.k == nullptr || kv.v == nullptr)) return Status::Invalid("K or V is a null pointer");
+  return Status::Ok();
+}
+
+Status ValidateThreads(int n_threads) {
+  return n_threads < 1 ? OutOfRange("n_threads", n_threads, "at least 1") : Status::Ok();
+}
+
+Status ValidateCall(const QueryView& q, const KvView& kv, const VisibleSets& visible, const LogitParams& params,
+                    int n_threads, const OutView& out) {
+  if (Status status = ValidateThreads(n_threads); !status.ok()) return status;
+  if (q.n_q < 1) return OutOfRange("n_q", q.n_q, "at least 1");
+  if (q.data == nullptr) return Status::Invalid("the queries are a null pointer");
+  if (out.data == nullptr) return Status::Invalid("the output is a null pointer");
+  if (Status status = ValidateKv(kv); !status.ok()) return status;
   if (visible.words != nullptr && q.n_q > 1 && visible.row_stride < (kv.n_kv + 63) / 64) {
     return OutOfRange("the visible sets' row_stride", visible.row_stride, "at least ceil(n_kv / 64)");
   }

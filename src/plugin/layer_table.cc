@@ -15,9 +15,6 @@ namespace {
 // Layers of all contexts together; far more than any program decodes with at a time.
 constexpr std::size_t kMaxLayers = 65536;
 
-// Layers seal their blocks in different steps, so that no step builds one for every layer.
-constexpr int kSealStagger = 64;
-
 std::size_t Words(std::int64_t rows) { return static_cast<std::size_t>((rows + 63) / 64); }
 
 }  // namespace

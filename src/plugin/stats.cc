@@ -51,7 +51,7 @@ std::string AuditLine(const scsa_plugin_stats& s) {
   scsa_plugin_audit audit{};
   if (!AuditLog::Get().Figures(-1, &audit) || audit.samples == 0) return "scsa: audit: no output compared\n";
   char interval[64] = "too few for an interval";
-  if (audit.observations >= 6) {
+  if (audit.observations >= SCSA_AUDIT_INTERVAL_FROM) {
     std::snprintf(interval, sizeof(interval), "95 %%: %.4f to %.4f", audit.median_low, audit.median_high);
   }
   char text[256];

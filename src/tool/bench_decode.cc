@@ -7,13 +7,13 @@
 #include <optional>
 
 #include "commands.h"
-#include "core/roofline.h"
 #include "decode_bench.h"
 #include "machine.h"
 #include "plugin_client.h"
 #include "report.h"
 #include "scsa/target.h"
 #include "session.h"
+#include "shared_options.h"
 #include "state_store.h"
 #include "taus.h"
 #include "text.h"
@@ -30,15 +30,11 @@ struct CommandOptions {
   std::string arms = "llama,llama-q8,exact,scsa,limit";
   int crossover = -1;
   std::string state_dir;
-  std::string json;
-  bool csv = false;
+  ResultOptions results;
   bool preset_given = false;
   bool verbose = false;
   DecodeBenchOptions bench;
 };
-
-// --json - and --csv take the place of the table on stdout.
-bool PrintsTable(const CommandOptions& options) { return !options.csv && options.json != "-"; }
 
 void CheckLengths(const CommandOptions& options, const Model& model, std::span<const int> contexts,
                   std::size_t text_tokens) {
@@ -59,10 +55,10 @@ void Run(CommandOptions options) {
   DecodeBenchOptions& bench = options.bench;
   bench.arms = ParseArms(options.arms);
   if (options.crossover >= 0) bench.crossover = options.crossover;
-  if (bench.threads == 0) bench.threads = UsableCores();
-  if (options.csv && options.json == "-") throw ToolError("--csv and --json - both write to stdout: give one of them");
+  bench.threads = ThreadsOf(bench.threads);
+  options.results.CheckStreams();
   const std::vector<int> contexts = ParseIntList(options.contexts, "-c", 16, 1 << 24);
-  if (!options.json.empty() && options.json != "-") CheckWritable(options.json, "--json");
+  options.results.CheckFile();
   const std::string text = ReadFile(options.text, "text");
   std::optional<TausChoice> taus;
   if (!bench.taus.empty()) {
@@ -87,8 +83,7 @@ void Run(CommandOptions options) {
     states.Prefill(model, tokens, contexts, type, bench.threads, progress);
   }
   progress.Show("measuring memory bandwidth and arithmetic");
-  const MachineRates rates = {.bandwidth = MeasureReadBandwidth(bench.threads),
-                              .multiply_add_rate = MeasureMultiplyAddRate(bench.threads)};
+  const MachineRates rates = MeasureMachineRates(bench.threads);
   progress.Clear();
 
   const RunInfo info = {.model = model.name(),
@@ -100,22 +95,17 @@ void Run(CommandOptions options) {
                         .tolerance = bench.Tolerance(),
                         .taus = bench.taus,
                         .threads = bench.threads};
-  if (PrintsTable(options)) fmt::print("{}", HeaderLine(info));
+  if (options.results.PrintsTable()) fmt::print("{}", HeaderLine(info));
   std::vector<ArmResult> all;
   for (const int context : contexts) {
     const auto results = MeasureContext(bench, model, tokens, context, states, plugin, rates, progress);
-    if (PrintsTable(options)) {
+    if (options.results.PrintsTable()) {
       fmt::print("\ncontext {}\n{}{}", context, ResultTable(results), RooflineText(results) + CalibrationText(results));
       std::fflush(stdout);
     }
     all.insert(all.end(), results.begin(), results.end());
   }
-  if (options.csv) fmt::print("{}", ResultsCsv(info, all));
-  if (options.json == "-") {
-    fmt::print("{}", ResultsJson(info, all));
-  } else if (!options.json.empty()) {
-    WriteFileAtomically(options.json, ResultsJson(info, all));
-  }
+  options.results.Write(ResultRecords(info, all));
 }
 
 }  // namespace
@@ -160,14 +150,10 @@ void AddBenchDecodeCommand(CLI::App& parent) {
                   "Share of the scsa arm's attention outputs whose error is measured (0: none; default: the plugin's)")
       ->type_name("X")
       ->check(CLI::Range(0.0, 1.0).description(""));
-  app->add_option("-t,--threads", options->bench.threads, "Threads (default: usable physical cores)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1024).description(""));
+  AddThreadsOption(*app, &options->bench.threads);
   app->add_option("--state-dir", options->state_dir, "Folder that keeps prefilled states for the next run")
       ->type_name("FOLDER");
-  app->add_option("--json", options->json, "Write the results as JSON to this file (-: to stdout, without the table)")
-      ->type_name("FILE");
-  app->add_flag("--csv", options->csv, "Print CSV in place of the table");
+  options->results.AddTo(*app);
   app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");
   app->footer(
       "Examples:\n"

@@ -7,16 +7,15 @@
 #include <span>
 
 #include "commands.h"
-#include "core/roofline.h"
 #include "kernel_bench.h"
 #include "kernel_cases.h"
 #include "machine.h"
 #include "memory_limit.h"
 #include "progress.h"
-#include "records.h"
 #include "report.h"
 #include "scsa/exact.h"
 #include "scsa/target.h"
+#include "shared_options.h"
 #include "text.h"
 #include "tool_error.h"
 
@@ -34,14 +33,7 @@ struct CommandOptions {
   int rows = 8192;
   int head_dim = 128;
   int repetitions = 11;
-  std::string json;
-  bool csv = false;
-};
-
-// What the threads of this machine do together at best, on the best target.
-struct Limits {
-  double bandwidth = 0.0;
-  double multiply_add_rate = 0.0;
+  ResultOptions results;
 };
 
 // Names as AvailableTargets gives them.
@@ -71,7 +63,7 @@ KernelSetup SetupOf(const CommandOptions& options) {
   KernelSetup setup;
   setup.head_dim = options.head_dim;
   setup.rows = options.rows;
-  setup.threads = options.threads > 0 ? options.threads : UsableCores();
+  setup.threads = ThreadsOf(options.threads);
   setup.heads = ParseIntList(options.heads, "--heads", 1, kMaxBenchHeads);
   setup.caches = CoreCaches();
   if (const Status status = ValidateShape({1, 1, setup.head_dim}); !status.ok()) {
@@ -88,18 +80,14 @@ KernelSetup SetupOf(const CommandOptions& options) {
   return setup;
 }
 
-Limits MeasureLimits(int threads) {
-  return {.bandwidth = MeasureReadBandwidth(threads), .multiply_add_rate = MeasureMultiplyAddRate(threads)};
-}
-
 double Share(double rate, double limit) { return limit > 0.0 ? rate / limit : 0.0; }
 
-std::optional<double> ArithmeticShare(const KernelResult& result, const Limits& limits) {
+std::optional<double> ArithmeticShare(const KernelResult& result, const MachineRates& limits) {
   if (!result.multiply_adds_s) return std::nullopt;
   return Share(*result.multiply_adds_s, limits.multiply_add_rate);
 }
 
-std::vector<Record> RecordsOf(const KernelSetup& setup, int repetitions, const Limits& limits,
+std::vector<Record> RecordsOf(const KernelSetup& setup, int repetitions, const MachineRates& limits,
                               std::span<const KernelResult> results) {
   const std::string cpu = CpuName();
   const std::string date = UtcDate();
@@ -131,7 +119,7 @@ std::vector<Record> RecordsOf(const KernelSetup& setup, int repetitions, const L
   return records;
 }
 
-std::string Header(const KernelSetup& setup, const Limits& limits) {
+std::string Header(const KernelSetup& setup, const MachineRates& limits) {
   return fmt::format("{}, {} thread{}, head size {} | memory {:.1f} GB/s, arithmetic {:.1f} G multiply-adds/s | {}\n",
                      CpuName(), setup.threads, setup.threads == 1 ? "" : "s", setup.head_dim, limits.bandwidth * 1e-9,
                      limits.multiply_add_rate * 1e-9, UtcDate());
@@ -139,7 +127,8 @@ std::string Header(const KernelSetup& setup, const Limits& limits) {
 
 // One line per case: the first target in full, of the others the rows per second. `results` holds n_targets results of
 // a case one after the other.
-std::string Table(std::span<const KernelResult> results, std::span<const std::string> targets, const Limits& limits) {
+std::string Table(std::span<const KernelResult> results, std::span<const std::string> targets,
+                  const MachineRates& limits) {
   std::vector<std::string> head = {"primitive",         "rows", "heads",  "cache",
                                    targets[0] + " M/s", "GB/s", "memory", "arithmetic"};
   for (const std::string& target : targets.subspan(1)) head.push_back(target + " M/s");
@@ -164,15 +153,15 @@ std::string Table(std::span<const KernelResult> results, std::span<const std::st
 }
 
 void Run(const CommandOptions& options) {
-  if (options.csv && options.json == "-") throw ToolError("--csv and --json - both write to stdout: give one of them");
+  options.results.CheckStreams();
   const std::vector<std::string> targets = ParseTargets(options.targets);
   const std::vector<std::string> primitives = ParsePrimitives(options.primitives);
   const KernelSetup setup = SetupOf(options);
-  if (!options.json.empty() && options.json != "-") CheckWritable(options.json, "--json");
+  options.results.CheckFile();
 
   Progress progress;
   progress.Show("measuring memory bandwidth and arithmetic");
-  Limits limits = MeasureLimits(setup.threads);
+  MachineRates limits = MeasureMachineRates(setup.threads);
   const std::vector<CaseSet> sets = CaseSets(setup, primitives);
   std::vector<KernelResult> results;
   for (std::size_t i = 0; i < sets.size(); ++i) {
@@ -190,20 +179,13 @@ void Run(const CommandOptions& options) {
   };
   std::ranges::stable_sort(results, {}, rank);
   // Once more: a neighbour on the machine may have been busy the first time.
-  const Limits again = MeasureLimits(setup.threads);
+  const MachineRates again = MeasureMachineRates(setup.threads);
   limits = {.bandwidth = std::max(limits.bandwidth, again.bandwidth),
             .multiply_add_rate = std::max(limits.multiply_add_rate, again.multiply_add_rate)};
   progress.Clear();
 
-  const std::vector<Record> records = RecordsOf(setup, options.repetitions, limits, results);
-  if (options.csv) {
-    fmt::print("{}", RecordsCsv(records));
-  } else if (options.json == "-") {
-    fmt::print("{}", RecordsJson(records));
-  } else {
-    fmt::print("{}\n{}", Header(setup, limits), Table(results, targets, limits));
-  }
-  if (!options.json.empty() && options.json != "-") WriteFileAtomically(options.json, RecordsJson(records));
+  if (options.results.PrintsTable()) fmt::print("{}\n{}", Header(setup, limits), Table(results, targets, limits));
+  options.results.Write(RecordsOf(setup, options.repetitions, limits, results));
 }
 
 }  // namespace
@@ -229,12 +211,8 @@ void AddBenchKernelsCommand(CLI::App& parent) {
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 16).description(""))
       ->capture_default_str();
-  app->add_option("-t,--threads", options->threads, "Threads (default: usable physical cores)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1024).description(""));
-  app->add_option("--json", options->json, "Write the results as JSON to this file (-: to stdout, without the table)")
-      ->type_name("FILE");
-  app->add_flag("--csv", options->csv, "Print CSV in place of the table");
+  AddThreadsOption(*app, &options->threads);
+  options->results.AddTo(*app);
   app->footer(
       "Examples:\n"
       "  scsa bench kernels --json kernels.json\n"

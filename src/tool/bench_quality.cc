@@ -10,10 +10,9 @@
 #include "progress.h"
 #include "quality_bench.h"
 #include "quality_report.h"
-#include "records.h"
-#include "report.h"
 #include "scsa/target.h"
 #include "session.h"
+#include "shared_options.h"
 #include "tool_error.h"
 
 namespace scsa::tool {
@@ -21,8 +20,7 @@ namespace {
 
 struct CommandOptions {
   std::vector<std::string> captures;
-  std::string json;
-  bool csv = false;
+  ResultOptions results;
   QualityOptions bench;
 };
 
@@ -37,12 +35,11 @@ std::vector<QualityResult> Measure(const Capture& capture, const std::string& fi
 }
 
 void Run(CommandOptions options) {
-  if (options.bench.threads == 0) options.bench.threads = UsableCores();
-  if (options.csv && options.json == "-") throw ToolError("--csv and --json - both write to stdout: give one of them");
-  if (!options.json.empty() && options.json != "-") CheckWritable(options.json, "--json");
+  options.bench.threads = ThreadsOf(options.bench.threads);
+  options.results.CheckStreams();
+  options.results.CheckFile();
   ConfigureLlamaLog(false);  // the reader's messages are in its errors
 
-  const bool table = !options.csv && options.json != "-";
   const QualityRunInfo run = {
       .cpu = CpuName(), .simd_target = ActiveTarget(), .date = UtcDate(), .threads = options.bench.threads};
   Progress progress;
@@ -53,7 +50,7 @@ void Run(CommandOptions options) {
     const Capture capture = ReadCapture(file);
     const std::vector<QualityResult> results = Measure(capture, file, options.bench, progress);
     const CaptureInfo info = InfoOf(capture, file);
-    if (table) {
+    if (options.results.PrintsTable()) {
       fmt::print("{}{}", separator, QualityTable(run, info, results));
       std::fflush(stdout);
       separator = "\n";
@@ -61,12 +58,7 @@ void Run(CommandOptions options) {
     for (Record& record : QualityRecords(run, info, results)) records.push_back(std::move(record));
   }
   progress.Clear();
-  if (options.csv) fmt::print("{}", RecordsCsv(records));
-  if (options.json == "-") {
-    fmt::print("{}", RecordsJson(records));
-  } else if (!options.json.empty()) {
-    WriteFileAtomically(options.json, RecordsJson(records));
-  }
+  options.results.Write(records);
 }
 
 }  // namespace
@@ -84,12 +76,8 @@ void AddBenchQualityCommand(CLI::App& parent) {
                   "Attention error that calibration aims at (default: each preset's own)")
       ->type_name("X")
       ->check(CLI::Range(1e-6, 1.0).description(""));
-  app->add_option("-t,--threads", options->bench.threads, "Threads (default: usable physical cores)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1024).description(""));
-  app->add_option("--json", options->json, "Write the results as JSON to this file (-: to stdout, without the table)")
-      ->type_name("FILE");
-  app->add_flag("--csv", options->csv, "Print CSV in place of the table");
+  AddThreadsOption(*app, &options->bench.threads);
+  options->results.AddTo(*app);
   app->footer(
       "Examples:\n"
       "  scsa bench quality --capture model.capture.gguf\n"

@@ -10,11 +10,11 @@
 #include "machine.h"
 #include "memory_limit.h"
 #include "progress.h"
-#include "records.h"
 #include "report.h"
 #include "scaling_bench.h"
 #include "scsa/exact.h"
 #include "scsa/target.h"
+#include "shared_options.h"
 #include "text.h"
 #include "tool_error.h"
 
@@ -31,8 +31,7 @@ struct CommandOptions {
   std::string preset = "seed";
   float tau = -1.0f;
   float tolerance = -1.0f;
-  std::string json;
-  bool csv = false;
+  ResultOptions results;
   ScalingOptions bench;
 };
 
@@ -68,7 +67,7 @@ ScalingOptions BenchOptions(const CommandOptions& options) {
   } else if (bench.preset == Preset::kSeed) {
     bench.tau = kSeedTau;
   }
-  if (bench.threads == 0) bench.threads = UsableCores();
+  bench.threads = ThreadsOf(bench.threads);
   return bench;
 }
 
@@ -136,13 +135,13 @@ std::string Table(std::span<const ScalingResult> results) {
 }
 
 void Run(const CommandOptions& options) {
-  if (options.csv && options.json == "-") throw ToolError("--csv and --json - both write to stdout: give one of them");
+  options.results.CheckStreams();
   const std::vector<int> rows = ParseIntList(options.rows, "--rows", kMinRows, kMaxRows);
   const ScalingOptions bench = BenchOptions(options);
   if (const Status status = TargetFromEnvironment(); !status.ok()) throw ToolError(status.message());
   const std::vector<ScalingMode> modes = ScalingModes(bench.preset);
   CheckMemory(bench, modes, rows.back());
-  if (!options.json.empty() && options.json != "-") CheckWritable(options.json, "--json");
+  options.results.CheckFile();
 
   Progress progress;
   progress.Show(fmt::format("making {} rows of keys and values", rows.back()));
@@ -153,15 +152,8 @@ void Run(const CommandOptions& options) {
   }
   progress.Clear();
 
-  const std::vector<Record> records = RecordsOf(bench, results);
-  if (options.csv) {
-    fmt::print("{}", RecordsCsv(records));
-  } else if (options.json == "-") {
-    fmt::print("{}", RecordsJson(records));
-  } else {
-    fmt::print("{}\n{}", Header(bench), Table(results));
-  }
-  if (!options.json.empty() && options.json != "-") WriteFileAtomically(options.json, RecordsJson(records));
+  if (options.results.PrintsTable()) fmt::print("{}\n{}", Header(bench), Table(results));
+  options.results.Write(RecordsOf(bench, results));
 }
 
 }  // namespace
@@ -192,12 +184,8 @@ void AddBenchScalingCommand(CLI::App& parent) {
       ->check(CLI::Range(1, 1 << 16).description(""))
       ->capture_default_str();
   app->add_option("--seed", options->bench.seed, "Seed of the synthetic cache")->type_name("N")->capture_default_str();
-  app->add_option("-t,--threads", options->bench.threads, "Threads (default: usable physical cores)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1024).description(""));
-  app->add_option("--json", options->json, "Write the results as JSON to this file (-: to stdout, without the table)")
-      ->type_name("FILE");
-  app->add_flag("--csv", options->csv, "Print CSV in place of the table");
+  AddThreadsOption(*app, &options->bench.threads);
+  options->results.AddTo(*app);
   app->footer(
       "Examples:\n"
       "  scsa bench scaling --rows 32768,131072 --preset seed\n"

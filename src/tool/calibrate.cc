@@ -12,10 +12,11 @@
 
 #include "commands.h"
 #include "machine.h"
+#include "output_file.h"
 #include "plugin_client.h"
 #include "progress.h"
-#include "report.h"
 #include "session.h"
+#include "shared_options.h"
 #include "state_store.h"
 #include "stats.h"
 #include "taus.h"
@@ -118,7 +119,7 @@ void Run(const CommandOptions& options) {
   using Clock = std::chrono::steady_clock;
   CheckWritable(options.out, "-o");
   const std::string text = ReadText(options);
-  const int threads = options.threads > 0 ? options.threads : UsableCores();
+  const int threads = ThreadsOf(options.threads);
   ConfigureLlamaLog(options.verbose);
   const PluginClient plugin(options.verbose);
   plugin.Set("preset", options.preset);  // a bad value must not cost a prefill first
@@ -186,9 +187,7 @@ void AddCalibrateCommand(CLI::App& parent) {
   app->add_option("--tolerance", options->tolerance, "Attention error to aim at (default: the preset's)")
       ->type_name("X")
       ->check(CLI::Range(1e-6, 1.0).description(""));
-  app->add_option("-t,--threads", options->threads, "Threads (default: usable physical cores)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1024).description(""));
+  AddThreadsOption(*app, &options->threads);
   app->add_option("--state-dir", options->state_dir, "Folder that keeps prefilled states for the next run")
       ->type_name("FOLDER");
   app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");

@@ -9,9 +9,10 @@
 #include "capture_recorder.h"
 #include "commands.h"
 #include "machine.h"
+#include "output_file.h"
 #include "plugin_client.h"
-#include "report.h"
 #include "session.h"
+#include "shared_options.h"
 #include "state_store.h"
 #include "text.h"
 #include "tool_error.h"
@@ -59,7 +60,7 @@ void CheckLengths(const CommandOptions& options, const Model& model, std::size_t
 }
 
 void Run(CommandOptions options) {
-  if (options.threads == 0) options.threads = UsableCores();
+  options.threads = ThreadsOf(options.threads);
   std::vector<int> layers;
   if (!options.layers.empty()) layers = ParseIntList(options.layers, "--layers", 0, kMaxLayer);
   CheckOutput(options);
@@ -127,9 +128,7 @@ void AddCaptureCommand(CLI::App& parent) {
   app->add_option("--layers", options->layers,
                   "Layers, separated by commas (default: every sixth that sees the whole context)")
       ->type_name("LIST");
-  app->add_option("-t,--threads", options->threads, "Threads (default: usable physical cores)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1024).description(""));
+  AddThreadsOption(*app, &options->threads);
   app->add_option("--state-dir", options->state_dir, "Folder that keeps prefilled states for the next run")
       ->type_name("FOLDER");
   app->add_flag("--force", options->force, "Replace the capture file if it exists");

@@ -13,7 +13,7 @@
 #include <memory>
 #include <string_view>
 
-#include "report.h"
+#include "output_file.h"
 #include "scsa/exact.h"
 #include "tool_error.h"
 

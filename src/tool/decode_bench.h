@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "machine.h"
 #include "plugin_client.h"
 #include "progress.h"
 #include "session.h"
@@ -93,12 +94,6 @@ struct ArmResult {
   std::optional<scsa_plugin_audit> audit;      // scsa alone, of the timed steps
   int warmup_steps = 0;
   int steps = 0;
-};
-
-// Machine rates for the roofline; measured once.
-struct MachineRates {
-  double bandwidth = 0.0;
-  double multiply_add_rate = 0.0;
 };
 
 // The cache types whose states the arms need.

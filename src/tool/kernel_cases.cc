@@ -44,7 +44,7 @@ std::vector<CaseSet> CaseSets(const KernelSetup& setup, const std::vector<std::s
     const bool accumulate = wants("accumulate") && packs;
     const bool gather = wants("gather") && type == DType::kF16;
     if (!attend && !packed && !gather && !score && !accumulate) continue;
-    sets.push_back({fmt::format("{} rows", FormatName(type)), [=] {
+    sets.push_back({fmt::format("{} rows", DTypeName(type)), [=] {
                       const auto data = std::make_shared<const RowData>(type, setup);
                       std::vector<KernelCase> cases;
                       for (const int heads : setup.heads) {

@@ -14,6 +14,8 @@
 #include <thread>
 #include <utility>
 
+#include "core/roofline.h"
+
 namespace scsa::tool {
 namespace {
 
@@ -99,5 +101,9 @@ std::string CpuName() {
 }
 
 std::string UtcDate() { return fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr))); }
+
+MachineRates MeasureMachineRates(int threads) {
+  return {.bandwidth = MeasureReadBandwidth(threads), .multiply_add_rate = MeasureMultiplyAddRate(threads)};
+}
 
 }  // namespace scsa::tool

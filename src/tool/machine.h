@@ -24,4 +24,11 @@ struct CacheSizes {
 // As the kernel tells them; 512 KiB and 32 MiB where it does not.
 CacheSizes CoreCaches();
 
+// What the threads of this machine do together at best.
+struct MachineRates {
+  double bandwidth = 0.0;          // bytes read from memory per second
+  double multiply_add_rate = 0.0;  // f32, per second
+};
+MachineRates MeasureMachineRates(int threads);
+
 }  // namespace scsa::tool

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 
+#include "core/parallel.h"
 #include "peers.h"
 #include "scsa/config.h"
 #include "scsa/exact.h"
@@ -23,7 +24,6 @@ namespace {
 
 constexpr std::array kPresets = {Preset::kFast, Preset::kSeed};
 constexpr Preset kBudgetPreset = Preset::kFast;  // whose bytes the other methods get
-constexpr int kSealStagger = 64;                 // as the plugin staggers the layers' builds
 constexpr std::array kShares = {0.1, 0.2};       // fixed budgets, of exact attention's bytes
 
 enum class Peer { kStreaming, kQuest, kTopK };
@@ -218,17 +218,17 @@ class LayerMeasurement {
 PeerTallies MeasureAllHeads(const LayerMeasurement& layer, int kv_heads, std::span<const double> fast_bytes,
                             int threads) {
   std::vector<PeerTallies> heads(kv_heads);
-  std::exception_ptr failure;
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-  for (int head = 0; head < kv_heads; ++head) {
+  std::vector<std::exception_ptr> failures(kv_heads);
+  ParallelFor(threads, kv_heads, [&](std::int64_t head, int /*thread*/) {
     try {
-      heads[head] = layer.MeasurePeers(head, fast_bytes);
+      heads[head] = layer.MeasurePeers(static_cast<int>(head), fast_bytes);
     } catch (...) {
-#pragma omp critical
-      failure = std::current_exception();
+      failures[head] = std::current_exception();
     }
+  });
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
   }
-  if (failure) std::rethrow_exception(failure);
   for (int head = 1; head < kv_heads; ++head) {
     for (std::size_t b = 0; b < kBudgets; ++b) {
       for (std::size_t p = 0; p < kPeers.size(); ++p) heads[0][b][p].Add(heads[head][b][p]);

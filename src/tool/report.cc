@@ -2,22 +2,14 @@
 #include "report.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <optional>
 
 #include "records.h"
-#include "tool_error.h"
 
 namespace scsa::tool {
 namespace {
-
-namespace fs = std::filesystem;
 
 std::string Cell(const std::optional<double>& value, const char* format, double factor = 1.0) {
   if (!value) return "-";
@@ -64,7 +56,7 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["audit_ms"] = static_cast<double>(result.stats.audit_ns) * 1e-6;
   object["audit_err_mean"] = audit(&scsa_plugin_audit::mean);
   object["audit_err_median"] = audit(&scsa_plugin_audit::median);
-  const bool interval = result.audit && result.audit->observations >= 6;
+  const bool interval = result.audit && result.audit->observations >= SCSA_AUDIT_INTERVAL_FROM;
   object["audit_err_median_low"] = interval ? audit(&scsa_plugin_audit::median_low) : Record(nullptr);
   object["audit_err_median_high"] = interval ? audit(&scsa_plugin_audit::median_high) : Record(nullptr);
   object["audit_err_p90"] = audit(&scsa_plugin_audit::p90);
@@ -87,12 +79,6 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["llama_cpp"] = info.llama_cpp_version;
   object["date"] = info.date;
   return object;
-}
-
-std::vector<Record> Records(const RunInfo& info, std::span<const ArmResult> results) {
-  std::vector<Record> records;
-  for (const ArmResult& result : results) records.push_back(ResultObject(info, result));
-  return records;
 }
 
 }  // namespace
@@ -158,44 +144,10 @@ std::string CalibrationText(std::span<const ArmResult> results) {
   return "";
 }
 
-std::string ResultsJson(const RunInfo& info, std::span<const ArmResult> results) {
-  return RecordsJson(Records(info, results));
-}
-
-std::string ResultsCsv(const RunInfo& info, std::span<const ArmResult> results) {
-  return RecordsCsv(Records(info, results));
-}
-
-void CheckWritable(const std::string& path, std::string_view option) {
-  std::error_code error;
-  const fs::path parent = fs::absolute(path).parent_path();
-  std::string problem;
-  if (fs::is_directory(path, error)) {
-    problem = "it is a folder";
-  } else if (!fs::is_directory(parent, error)) {
-    problem = fmt::format("folder {} does not exist", parent.string());
-  } else if (access(parent.c_str(), W_OK | X_OK) != 0) {
-    problem = std::strerror(errno);
-  }
-  if (!problem.empty()) throw ToolError(fmt::format("{}: cannot write {}: {}", option, path, problem));
-}
-
-void WriteFileAtomically(const std::string& path, const std::function<void(std::ostream&)>& write) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, getpid());
-  std::error_code error;
-  std::ofstream file(temporary, std::ios::binary);
-  write(file);
-  file.close();
-  if (file) fs::rename(temporary, path, error);
-  if (!file || error) {
-    std::error_code ignored;
-    fs::remove(temporary, ignored);
-    throw ToolError(fmt::format("cannot write {}: is the disk full?", path));
-  }
-}
-
-void WriteFileAtomically(const std::string& path, std::string_view content) {
-  WriteFileAtomically(path, [content](std::ostream& file) { file << content; });
+std::vector<Record> ResultRecords(const RunInfo& info, std::span<const ArmResult> results) {
+  std::vector<Record> records;
+  for (const ArmResult& result : results) records.push_back(ResultObject(info, result));
+  return records;
 }
 
 }  // namespace scsa::tool

@@ -3,14 +3,12 @@
 // What `scsa bench decode` prints: an aligned table, CSV or JSON.
 #pragma once
 
-#include <functional>
-#include <ostream>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "decode_bench.h"
+#include "records.h"
 
 namespace scsa::tool {
 
@@ -39,16 +37,7 @@ std::string RooflineText(std::span<const ArmResult> results);
 // What the calibration window cost beside exact attention; empty where nothing calibrated.
 std::string CalibrationText(std::span<const ArmResult> results);
 
-// One JSON array, one object per result; a value that was not measured is null.
-std::string ResultsJson(const RunInfo& info, std::span<const ArmResult> results);
-// The same fields, one line per result, a header line first; a value that was not measured is empty.
-std::string ResultsCsv(const RunInfo& info, std::span<const ArmResult> results);
-
-// Throws ToolError when a file could not be written there (checked before long work).
-void CheckWritable(const std::string& path, std::string_view option);
-// Writes the whole file or leaves the old one. ToolError on failure. `write` puts the content into the stream; it need
-// not check for errors.
-void WriteFileAtomically(const std::string& path, const std::function<void(std::ostream&)>& write);
-void WriteFileAtomically(const std::string& path, std::string_view content);
+// One object per result, of one run.
+std::vector<Record> ResultRecords(const RunInfo& info, std::span<const ArmResult> results);
 
 }  // namespace scsa::tool

@@ -86,20 +86,6 @@ RunArgs RunOf(const RowData& data, const Queries& queries, std::int64_t first_ro
 
 }  // namespace
 
-const char* FormatName(DType type) {
-  switch (type) {
-    case DType::kF32:
-      return "f32";
-    case DType::kF16:
-      return "f16";
-    case DType::kBF16:
-      return "bf16";
-    case DType::kQ8_0:
-      break;
-  }
-  return "q8_0";
-}
-
 RowData::RowData(DType row_type, const KernelSetup& setup)
     : type(row_type),
       head_dim(setup.head_dim),
@@ -125,7 +111,7 @@ void AppendAttend(const KernelSetup& setup, const RowDataRef& data, int heads, s
                                    ViewOf(*data, first, n_kv, kv_heads), {}, params, n_threads, thread.workspace,
                                    {thread.out.data(), 0, head_dim});
   };
-  const CaseLabel label{.primitive = "attend", .format = FormatName(data->type), .heads = heads};
+  const CaseLabel label{.primitive = "attend", .format = DTypeName(data->type), .heads = heads};
   const double row_bytes = 2.0 * static_cast<double>(data->row_bytes);
   const double multiply_adds = 2.0 * heads * head_dim;
 
@@ -204,7 +190,7 @@ void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, s
     }
     AttendRun(args, states.Cleared(thread));
   };
-  AppendHotAndCold({.primitive = "gather", .format = FormatName(data->type), .heads = heads},
+  AppendHotAndCold({.primitive = "gather", .format = DTypeName(data->type), .heads = heads},
                    {.count = count,
                     .per_pass = std::max<std::int64_t>(setup.threads, data->pass_rows / span),
                     .rows = unit_rows,
@@ -224,7 +210,7 @@ void AppendScore(const KernelSetup& setup, const RowDataRef& data, int heads, st
               unit_rows, (*logits)[thread].data(), unit_rows);
   };
   AppendHotAndCold(
-      {.primitive = "score", .format = FormatName(data->type), .heads = heads},
+      {.primitive = "score", .format = DTypeName(data->type), .heads = heads},
       RowUnits(*data, unit_rows, static_cast<double>(data->row_bytes), static_cast<double>(heads) * head_dim),
       setup.threads, kernel, cases);
 }
@@ -242,7 +228,7 @@ void AppendAccumulate(const KernelSetup& setup, const RowDataRef& data, int head
                    static_cast<std::int64_t>(data->row_bytes), data->type, unit_rows, (*sums)[thread].data());
   };
   AppendHotAndCold(
-      {.primitive = "accumulate", .format = FormatName(data->type), .heads = heads},
+      {.primitive = "accumulate", .format = DTypeName(data->type), .heads = heads},
       RowUnits(*data, unit_rows, static_cast<double>(data->row_bytes), static_cast<double>(heads) * head_dim),
       setup.threads, kernel, cases);
 }

@@ -11,8 +11,6 @@
 
 namespace scsa::tool {
 
-const char* FormatName(DType type);
-
 // Cached rows of one format.
 struct RowData {
   RowData(DType row_type, const KernelSetup& setup);

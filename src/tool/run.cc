@@ -15,6 +15,7 @@
 #include "plugin_client.h"
 #include "progress.h"
 #include "session.h"
+#include "shared_options.h"
 #include "stats.h"
 #include "taus.h"
 #include "text.h"
@@ -145,7 +146,8 @@ std::string CalibrationText(const Figures& figures) {
 std::string ErrorText(const scsa_plugin_audit& audit) {
   if (audit.samples == 0) return "";
   std::string text = fmt::format(", measured error {:.4f} (median {:.4f}", audit.mean, audit.median);
-  if (audit.observations >= 6) text += fmt::format(", 95 %: {:.4f} to {:.4f}", audit.median_low, audit.median_high);
+  if (audit.observations >= SCSA_AUDIT_INTERVAL_FROM)
+    text += fmt::format(", 95 %: {:.4f} to {:.4f}", audit.median_low, audit.median_high);
   text += fmt::format(", p99 {:.4f}, {} outputs)", audit.p99, audit.samples);
   if (audit.recalibrated_heads > 0) text += fmt::format(", {} heads recalibrated", audit.recalibrated_heads);
   return text;
@@ -184,7 +186,7 @@ std::string FiguresJson(const CommandOptions& options, const Model& model, const
   object["rows_read"] = figures.rows_read ? nlohmann::ordered_json(*figures.rows_read) : nullptr;
   object["error_mean"] = error(audit.mean);
   object["error_median"] = error(audit.median);
-  object["error_median_low"] = error(audit.observations < 6 ? NAN : audit.median_low);
+  object["error_median_low"] = error(audit.observations < SCSA_AUDIT_INTERVAL_FROM ? NAN : audit.median_low);
   object["error_median_high"] = error(audit.median_high);
   object["error_p90"] = error(audit.p90);
   object["error_p99"] = error(audit.p99);
@@ -203,7 +205,7 @@ std::string FiguresJson(const CommandOptions& options, const Model& model, const
 
 void Run(CommandOptions options) {
   const std::string document = options.document.empty() ? "" : ReadFile(options.document, "document");
-  const int threads = options.threads > 0 ? options.threads : UsableCores();
+  const int threads = ThreadsOf(options.threads);
   std::optional<TausChoice> taus;
   if (!options.taus.empty()) {
     taus = ChooseTaus(options.taus, options.preset, options.tolerance);
@@ -244,9 +246,7 @@ void AddRunCommand(CLI::App& parent) {
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 20).description(""))
       ->capture_default_str();
-  app->add_option("-t,--threads", options->threads, "Threads (default: usable physical cores)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1024).description(""));
+  AddThreadsOption(*app, &options->threads);
   app->add_option("-c,--context", options->context, "Context in tokens (default: what document and answer need)")
       ->type_name("N")
       ->check(CLI::Range(16, 1 << 24).description(""));

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "output_file.h"
 #include "text.h"
 #include "tool_error.h"
 
@@ -95,7 +96,7 @@ TEST(CalibrationText, StatesTheCostBesideExactSteps) {
 }
 
 TEST(ResultsJson, HoldsEveryPromisedField) {
-  const auto array = nlohmann::json::parse(ResultsJson(Info(), Results()));
+  const auto array = nlohmann::json::parse(RecordsJson(ResultRecords(Info(), Results())));
   ASSERT_EQ(array.size(), 2u);
   for (const auto& object : array) {
     for (const char* field : {"model",
@@ -158,7 +159,7 @@ TEST(ResultsJson, NamesTheThresholdsOfTheSparseArmAlone) {
   info.taus = "t.json";
   std::vector<ArmResult> results = Results();
   results[1].arm = Arm::kScsa;
-  const auto array = nlohmann::json::parse(ResultsJson(info, results));
+  const auto array = nlohmann::json::parse(RecordsJson(ResultRecords(info, results)));
   EXPECT_TRUE(array[0]["taus"].is_null());
   EXPECT_EQ(array[1]["taus"], "t.json");
 }
@@ -175,7 +176,7 @@ TEST(ResultsJson, ReportsTheAuditOfTheArmThatHasOne) {
   results[0].audit->median_low = 0.005;
   results[0].audit->median_high = 0.02;
   results[0].audit->p99 = 0.25;
-  auto array = nlohmann::json::parse(ResultsJson(Info(), results));
+  auto array = nlohmann::json::parse(RecordsJson(ResultRecords(Info(), results)));
   EXPECT_EQ(array[0]["audit_outputs"], 90);
   EXPECT_EQ(array[0]["audit_ms"], 2.5);
   EXPECT_EQ(array[0]["recalibrated_heads"], 1);
@@ -185,7 +186,7 @@ TEST(ResultsJson, ReportsTheAuditOfTheArmThatHasOne) {
   EXPECT_EQ(array[0]["audit_err_p99"], 0.25);
   EXPECT_TRUE(array[1]["audit_err_median"].is_null());
   results[0].audit->observations = 5;
-  array = nlohmann::json::parse(ResultsJson(Info(), results));
+  array = nlohmann::json::parse(RecordsJson(ResultRecords(Info(), results)));
   EXPECT_TRUE(array[0]["audit_err_median_low"].is_null());
   EXPECT_EQ(array[0]["audit_err_median"], 0.01);
 }
@@ -193,11 +194,11 @@ TEST(ResultsJson, ReportsTheAuditOfTheArmThatHasOne) {
 TEST(ResultsJson, AnInfiniteErrorIsNull) {
   std::vector<ArmResult> results = Results();
   results[0].attn_err_p99 = std::numeric_limits<double>::infinity();
-  EXPECT_TRUE(nlohmann::json::parse(ResultsJson(Info(), results))[0]["attn_err_p99"].is_null());
+  EXPECT_TRUE(nlohmann::json::parse(RecordsJson(ResultRecords(Info(), results)))[0]["attn_err_p99"].is_null());
 }
 
 TEST(ResultsCsv, HasOneCellPerFieldAndQuotesCommas) {
-  std::istringstream lines(ResultsCsv(Info(), Results()));
+  std::istringstream lines(RecordsCsv(ResultRecords(Info(), Results())));
   std::string header, exact;
   std::getline(lines, header);
   std::getline(lines, exact);
