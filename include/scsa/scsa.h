@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The C interface of libscsa, C99 and later. It mirrors the C++ interface: exact.h, layer.h, state.h and taus.h say
- * more about what each operation does, docs/operator.md holds the mathematics. Results are the same bits.
+ * The C interface of libscsa, C99 and later. It mirrors the C++ interface: exact.h, layer.h, audit.h, state.h and
+ * taus.h say more about what each operation does, docs/operator.md holds the mathematics. Results are the same bits.
  *
  * Errors. A function that can fail returns an enum scsa_status. scsa_last_error() is the message of the calling
  * thread's last failed call. A call that fails leaves its objects and outputs as they were unless it says otherwise.
@@ -257,27 +257,80 @@ SCSA_API int64_t scsa_layer_sealed_end(const scsa_layer* layer);
 /* What happened so far; layer.h explains how rows are counted. */
 struct scsa_stats {
   size_t struct_size;
-  uint64_t rebuild_count;     /* regions or blocks clustered */
-  uint64_t stat_opened_rows;  /* rows of opened clusters, summed over query heads */
-  uint64_t stat_exact_rows;   /* sinks and unsealed rows, summed over query heads */
-  uint64_t stat_scored;       /* cluster estimates, summed over query heads */
-  uint64_t stat_calls;        /* (query row, query head) attentions answered by the sparse operator */
-  uint64_t union_rows;        /* rows read in those calls, each once per KV head */
-  uint64_t visible_rows;      /* rows visible in those calls, each once per KV head: the 100 % of union_rows */
-  uint64_t bytes_read;        /* bytes of rows and summaries in those calls, each once per KV head */
-  uint64_t sparse_steps;      /* calls answered sparsely */
-  uint64_t calibration_steps; /* calls answered exactly and recorded */
-  uint64_t exact_steps;       /* calls answered exactly since no plan applied */
-  uint64_t build_failures;    /* builds that failed */
-  uint64_t dropped_blocks;    /* blocks dropped since their rows changed or left the visible set */
-  uint64_t build_ns;          /* wall time of clustering and packing */
-  uint64_t plan_bytes;        /* memory that the plans hold now */
+  uint64_t rebuild_count;      /* regions or blocks clustered */
+  uint64_t stat_opened_rows;   /* rows of opened clusters, summed over query heads */
+  uint64_t stat_exact_rows;    /* sinks and unsealed rows, summed over query heads */
+  uint64_t stat_scored;        /* cluster estimates, summed over query heads */
+  uint64_t stat_calls;         /* (query row, query head) attentions answered by the sparse operator */
+  uint64_t union_rows;         /* rows read in those calls, each once per KV head */
+  uint64_t visible_rows;       /* rows visible in those calls, each once per KV head: the 100 % of union_rows */
+  uint64_t bytes_read;         /* bytes of rows and summaries in those calls, each once per KV head */
+  uint64_t sparse_steps;       /* calls answered sparsely */
+  uint64_t calibration_steps;  /* calls answered exactly and recorded */
+  uint64_t exact_steps;        /* calls answered exactly since no plan applied */
+  uint64_t build_failures;     /* builds that failed */
+  uint64_t dropped_blocks;     /* blocks dropped since their rows changed or left the visible set */
+  uint64_t build_ns;           /* wall time of clustering and packing */
+  uint64_t plan_bytes;         /* memory that the plans hold now */
+  uint64_t audited_outputs;    /* outputs of query heads that the audit compared; rows it reads count nowhere */
+  uint64_t recalibrated_heads; /* thresholds that the audit had calibrated again */
+  uint64_t audit_failures;     /* audits and recalibrations given up, for memory was short */
+  uint64_t audit_ns;           /* wall time of the audit, its calibration windows not included */
 };
 #define SCSA_STATS_INIT \
-  { sizeof(struct scsa_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(struct scsa_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 SCSA_API enum scsa_status scsa_layer_get_stats(const scsa_layer* layer, struct scsa_stats* stats);
 SCSA_API enum scsa_status scsa_layer_reset_stats(scsa_layer* layer);
+
+/* ---- Audit ------------------------------------------------------------------------------------------------------- */
+
+/* While sparse attention runs, the exact output of a small share of the heads is computed beside it and the error
+ * recorded; a head whose error has drifted is calibrated again. The audit itself changes no output. */
+struct scsa_audit_config {
+  size_t struct_size;
+  double share;       /* part of the (query row, KV head) pairs to audit, 1e-9 ... 1; 0: no audit */
+  uint64_t seed;      /* which pairs; give each layer another value */
+  float tolerance;    /* that thresholds are to keep to; 0: that of the last calibration window, if there was one */
+  float drift_factor; /* a head has drifted when its error is significantly above tolerance * drift_factor, >= 1 */
+  int32_t capacity;   /* errors kept, the last ones; 1 ... 1048576 */
+  int32_t window;     /* steps of the calibration window that a drifted head gets, all exact; 1 ... 65536 */
+};
+#define SCSA_AUDIT_CONFIG_INIT \
+  { sizeof(struct scsa_audit_config), 0.0, 0, 0.0f, 2.0f, 256, 32 }
+
+/* The error of one audited output: of a query head at one query row. No field will be added to this struct. */
+struct scsa_audit_sample {
+  uint64_t call; /* calls answered sparsely before this one, since the audit was set */
+  float error;   /* relative L2 error; infinity where that is no number */
+  int16_t q_head;
+  int16_t together; /* outputs audited with it: the query heads of its KV head */
+};
+
+/* Figures over audited outputs, 0 (median_high: infinity) where there is none. */
+struct scsa_audit_summary {
+  size_t struct_size;
+  uint64_t outputs;      /* query heads */
+  uint64_t observations; /* independent ones: the query heads of a KV head count as one */
+  double mean;
+  double median;
+  double median_low; /* 95 % confidence interval of the median; 0 and infinity below six observations */
+  double median_high;
+  double p90;
+  double p99;
+};
+#define SCSA_AUDIT_SUMMARY_INIT \
+  { sizeof(struct scsa_audit_summary), 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0 }
+
+/* Starts an audit, or ends it where share is 0; earlier samples are dropped either way. */
+SCSA_API enum scsa_status scsa_layer_set_audit(scsa_layer* layer, const struct scsa_audit_config* config);
+/* Copies up to `capacity` of the samples kept, oldest first, and sets *n_samples to how many are kept. samples may be
+ * NULL when capacity is 0. */
+SCSA_API enum scsa_status scsa_layer_audit_samples(const scsa_layer* layer, struct scsa_audit_sample* samples,
+                                                   size_t capacity, size_t* n_samples);
+/* Figures over any samples, of one layer or of several together, in any order. samples may be NULL when n is 0. */
+SCSA_API enum scsa_status scsa_summarize_audit(const struct scsa_audit_sample* samples, size_t n,
+                                               struct scsa_audit_summary* summary);
 
 /* ---- All layers of a model --------------------------------------------------------------------------------------- */
 
@@ -297,6 +350,10 @@ SCSA_API scsa_layer* scsa_state_layer(scsa_state* state, int index);
 SCSA_API enum scsa_status scsa_state_start_calibration(scsa_state* state, float tolerance);
 SCSA_API enum scsa_status scsa_state_finish_calibration(scsa_state* state);
 SCSA_API enum scsa_status scsa_state_set_serial(scsa_state* state, int serial);
+/* As for a layer, with the seed raised by one from layer to layer. */
+SCSA_API enum scsa_status scsa_state_set_audit(scsa_state* state, const struct scsa_audit_config* config);
+/* Figures over the samples of all layers. */
+SCSA_API enum scsa_status scsa_state_summarize_audit(const scsa_state* state, struct scsa_audit_summary* summary);
 /* Summed over the layers. */
 SCSA_API enum scsa_status scsa_state_get_stats(const scsa_state* state, struct scsa_stats* stats);
 

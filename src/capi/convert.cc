@@ -92,6 +92,18 @@ Status ReadConfig(const scsa_config* from, Config* to) {
   return Status::Ok();
 }
 
+Status ReadAuditConfig(const scsa_audit_config* from, AuditConfig* to) {
+  scsa_audit_config config;
+  if (Status status = ReadStruct(from, "scsa_audit_config", &config); !status.ok()) return status;
+  to->share = config.share;
+  to->seed = config.seed;
+  to->capacity = config.capacity;
+  to->tolerance = config.tolerance;
+  to->drift_factor = config.drift_factor;
+  to->window = config.window;
+  return Status::Ok();
+}
+
 Status ReadKv(const scsa_kv* from, KvView* to) {
   scsa_kv kv;
   if (Status status = ReadStruct(from, "scsa_kv", &kv); !status.ok()) return status;
@@ -180,6 +192,12 @@ Status WriteConfig(const Config& from, scsa_config* to) {
   return WriteStruct(config, "scsa_config", to);
 }
 
+Status WriteAuditSummary(const AuditSummary& from, scsa_audit_summary* to) {
+  return WriteStruct({sizeof(scsa_audit_summary), from.outputs, from.observations, from.mean, from.median,
+                      from.median_low, from.median_high, from.p90, from.p99},
+                     "scsa_audit_summary", to);
+}
+
 Status WriteStats(const LayerStats& from, scsa_stats* to) {
   scsa_stats stats;
   stats.struct_size = sizeof(stats);
@@ -198,6 +216,10 @@ Status WriteStats(const LayerStats& from, scsa_stats* to) {
   stats.dropped_blocks = from.dropped_blocks;
   stats.build_ns = from.build_ns;
   stats.plan_bytes = from.plan_bytes;
+  stats.audited_outputs = from.audited_outputs;
+  stats.recalibrated_heads = from.recalibrated_heads;
+  stats.audit_failures = from.audit_failures;
+  stats.audit_ns = from.audit_ns;
   return WriteStruct(stats, "scsa_stats", to);
 }
 

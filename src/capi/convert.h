@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "scsa/audit.h"
 #include "scsa/config.h"
 #include "scsa/exact.h"
 #include "scsa/layer.h"
@@ -45,6 +46,7 @@ Status WriteStruct(const T& from, const char* name, T* to) {
 Status ReadPreset(int preset, Preset* to);
 Status ReadShape(const scsa_shape* from, Shape* to);
 Status ReadConfig(const scsa_config* from, Config* to);
+Status ReadAuditConfig(const scsa_audit_config* from, AuditConfig* to);
 Status ReadKv(const scsa_kv* from, KvView* to);
 // Checks the ranges, too.
 Status ReadTauEntry(const scsa_tau_entry* from, TauEntry* to);
@@ -65,6 +67,7 @@ Status ReadVerify(int verify, Verify* to);
 
 Status WriteShape(const Shape& from, scsa_shape* to);
 Status WriteConfig(const Config& from, scsa_config* to);
+Status WriteAuditSummary(const AuditSummary& from, scsa_audit_summary* to);
 Status WriteStats(const LayerStats& from, scsa_stats* to);
 // to's texts point into `from`.
 Status WriteModel(const ModelIdentity& from, scsa_model* to);

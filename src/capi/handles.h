@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "capi/error.h"
 #include "scsa/exact.h"
 #include "scsa/layer.h"
 #include "scsa/scsa.h"
@@ -31,3 +32,24 @@ struct scsa_taus {
   scsa::TausFile file;
   std::unordered_map<int, std::size_t> places;  // of a head's entry in file.taus, by layer * kMaxQHeads + head
 };
+
+namespace scsa::capi {
+
+// Run `body` with the C++ object behind a handle.
+template <class Handle, class Body>
+scsa_status WithLayer(Handle* layer, Body&& body) noexcept {
+  return Guard([&]() -> Status {
+    if (Status status = NotNull(layer, "layer"); !status.ok()) return status;
+    return body(*layer->layer);
+  });
+}
+
+template <class Handle, class Body>
+scsa_status WithState(Handle* state, Body&& body) noexcept {
+  return Guard([&]() -> Status {
+    if (Status status = NotNull(state, "state"); !status.ok()) return status;
+    return body(*state->state);
+  });
+}
+
+}  // namespace scsa::capi

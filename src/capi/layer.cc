@@ -16,15 +16,6 @@ namespace {
 using scsa::Status;
 using namespace scsa::capi;
 
-// Runs `body` with the C++ layer behind a handle.
-template <class Handle, class Body>
-scsa_status WithLayer(Handle* layer, Body&& body) noexcept {
-  return Guard([&]() -> Status {
-    if (Status status = NotNull(layer, "layer"); !status.ok()) return status;
-    return body(*layer->layer);
-  });
-}
-
 }  // namespace
 
 enum scsa_status scsa_workspace_create(scsa_workspace** workspace) {

@@ -13,14 +13,6 @@ namespace {
 using scsa::Status;
 using namespace scsa::capi;
 
-template <class Handle, class Body>
-scsa_status WithState(Handle* state, Body&& body) noexcept {
-  return Guard([&]() -> Status {
-    if (Status status = NotNull(state, "state"); !status.ok()) return status;
-    return body(*state->state);
-  });
-}
-
 }  // namespace
 
 enum scsa_status scsa_state_create(int num_layers, const struct scsa_shape* shape, const struct scsa_config* config,

@@ -134,6 +134,10 @@ void ExpectSameCounters(const scsa_stats& c, const LayerStats& cc) {
   EXPECT_EQ(c.build_failures, cc.build_failures);
   EXPECT_EQ(c.dropped_blocks, cc.dropped_blocks);
   EXPECT_EQ(c.plan_bytes, cc.plan_bytes);
+  EXPECT_EQ(c.audited_outputs, cc.audited_outputs);
+  EXPECT_EQ(c.recalibrated_heads, cc.recalibrated_heads);
+  EXPECT_EQ(c.audit_failures, cc.audit_failures);
+  EXPECT_EQ(c.audit_ns > 0, cc.audit_ns > 0);
   EXPECT_EQ(c.build_ns > 0, cc.build_ns > 0);
 }
 
@@ -343,6 +347,14 @@ TEST_P(BothPresets, StateIsThatOfCpp) {
   const CWorkspace c_workspace = NewWorkspace();
   Workspace workspace;
   ASSERT_EQ(scsa_state_set_serial(state.get(), 1), SCSA_OK);
+  scsa_audit_config audit = SCSA_AUDIT_CONFIG_INIT;
+  audit.share = 1.0;
+  audit.seed = 3;
+  ASSERT_EQ(scsa_state_set_audit(state.get(), &audit), SCSA_OK);
+  AuditConfig expected_audit;
+  expected_audit.share = 1.0;
+  expected_audit.seed = 3;
+  ASSERT_TRUE(expected->SetAudit(expected_audit).ok());
   ASSERT_EQ(scsa_state_start_calibration(state.get(), 0.04f), SCSA_OK);
   ASSERT_TRUE(expected->StartCalibration(0.04f).ok());
   for (std::uint32_t step = 0; step < 5; ++step) {
@@ -369,6 +381,13 @@ TEST_P(BothPresets, StateIsThatOfCpp) {
   ASSERT_EQ(scsa_state_get_stats(state.get(), &stats), SCSA_OK);
   ExpectSameCounters(stats, expected->stats());
   EXPECT_EQ(stats.sparse_steps, 4u);
+  scsa_audit_summary summary = SCSA_AUDIT_SUMMARY_INIT;
+  AuditSummary figures;
+  ASSERT_EQ(scsa_state_summarize_audit(state.get(), &summary), SCSA_OK);
+  ASSERT_TRUE(expected->SummarizeAudit(&figures).ok());
+  EXPECT_EQ(summary.outputs, 4u * kShape.q_heads);  // every output of the four sparse calls
+  EXPECT_EQ(summary.mean, figures.mean);
+  EXPECT_EQ(summary.p99, figures.p99);
 
   scsa_model model = SCSA_MODEL_INIT;
   model.architecture = "llama";
@@ -407,6 +426,92 @@ TEST_P(BothPresets, StateIsThatOfCpp) {
   // Destroying a layer of a state does nothing.
   scsa_layer_destroy(scsa_state_layer(state.get(), 0));
   EXPECT_EQ(scsa_layer_n_taus(scsa_state_layer(state.get(), 0)), TauHeads(GetParam(), kShape));
+}
+
+TEST_P(BothPresets, AuditIsThatOfCpp) {
+  const AuditConfig defaults;
+  scsa_audit_config config = SCSA_AUDIT_CONFIG_INIT;
+  EXPECT_EQ(config.share, defaults.share);
+  EXPECT_EQ(config.seed, defaults.seed);
+  EXPECT_EQ(config.tolerance, defaults.tolerance);
+  EXPECT_EQ(config.drift_factor, defaults.drift_factor);
+  EXPECT_EQ(config.capacity, defaults.capacity);
+  EXPECT_EQ(config.window, defaults.window);
+
+  const SyntheticCache cache(kShape, 1300, DType::kF16, 7);
+  Pair pair(GetParam());
+  // Thresholds far too large for the tolerance, so that heads drift and are calibrated again.
+  for (int h = 0; h < static_cast<int>(pair.cc->taus().size()); ++h) {
+    ASSERT_EQ(scsa_layer_set_tau(pair.c.get(), h, 1.0f), SCSA_OK);
+    ASSERT_TRUE(pair.cc->SetTau(h, 1.0f).ok());
+  }
+  config.share = 0.9;
+  config.seed = 5;
+  config.tolerance = 1e-4f;
+  config.drift_factor = 1.5f;
+  config.capacity = 100;
+  config.window = 3;
+  ASSERT_EQ(scsa_layer_set_audit(pair.c.get(), &config), SCSA_OK) << scsa_last_error();
+  AuditConfig audit;
+  audit.share = 0.9;
+  audit.seed = 5;
+  audit.tolerance = 1e-4f;
+  audit.drift_factor = 1.5f;
+  audit.capacity = 100;
+  audit.window = 3;
+  ASSERT_TRUE(pair.cc->SetAudit(audit).ok());
+  for (std::uint32_t i = 0; i < 60; ++i) pair.Attend(cache, 1100 + i, i);
+  pair.ExpectSame();
+  EXPECT_GT(StatsOf(pair.c.get()).recalibrated_heads, 0u);
+
+  const std::span<const AuditSample> expected = pair.cc->AuditSamples();
+  ASSERT_GT(expected.size(), 4u);
+  std::vector<scsa_audit_sample> samples(expected.size());
+  std::size_t n = 0;
+  ASSERT_EQ(scsa_layer_audit_samples(pair.c.get(), samples.data(), samples.size(), &n), SCSA_OK);
+  ASSERT_EQ(n, expected.size());
+  for (std::size_t i = 0; i < n; ++i) {
+    EXPECT_EQ(samples[i].call, expected[i].call);
+    EXPECT_EQ(samples[i].error, expected[i].error);
+    EXPECT_EQ(samples[i].q_head, expected[i].q_head);
+    EXPECT_EQ(samples[i].together, expected[i].together);
+  }
+  // Room for the oldest alone.
+  scsa_audit_sample few[2] = {{77, 0, 0, 0}, {77, 0, 0, 0}};
+  ASSERT_EQ(scsa_layer_audit_samples(pair.c.get(), few, 1, &n), SCSA_OK);
+  EXPECT_EQ(n, expected.size());
+  EXPECT_EQ(few[0].error, expected[0].error);
+  EXPECT_EQ(few[1].call, 77u);
+
+  scsa_audit_summary summary = SCSA_AUDIT_SUMMARY_INIT;
+  AuditSummary figures;
+  ASSERT_EQ(scsa_summarize_audit(samples.data(), samples.size(), &summary), SCSA_OK);
+  ASSERT_TRUE(SummarizeAudit(expected, &figures).ok());
+  EXPECT_EQ(summary.outputs, figures.outputs);
+  EXPECT_EQ(summary.observations, figures.observations);
+  EXPECT_EQ(summary.mean, figures.mean);
+  EXPECT_EQ(summary.median, figures.median);
+  EXPECT_EQ(summary.median_low, figures.median_low);
+  EXPECT_EQ(summary.median_high, figures.median_high);
+  EXPECT_EQ(summary.p90, figures.p90);
+  EXPECT_EQ(summary.p99, figures.p99);
+  EXPECT_GT(summary.mean, 0.0);
+  ASSERT_EQ(scsa_summarize_audit(nullptr, 0, &summary), SCSA_OK);
+  EXPECT_EQ(summary.outputs, 0u);
+  summary.struct_size = 8;
+  EXPECT_EQ(scsa_summarize_audit(samples.data(), samples.size(), &summary), SCSA_INVALID_ARGUMENT);
+
+  config.share = 0;
+  ASSERT_EQ(scsa_layer_set_audit(pair.c.get(), &config), SCSA_OK);
+  ASSERT_EQ(scsa_layer_audit_samples(pair.c.get(), nullptr, 0, &n), SCSA_OK);
+  EXPECT_EQ(n, 0u);
+  config.share = 1.5;
+  EXPECT_EQ(scsa_layer_set_audit(pair.c.get(), &config), SCSA_INVALID_ARGUMENT);
+  EXPECT_TRUE(ErrorSays("share"));
+  config.share = 0.5;
+  config.capacity = 0;
+  EXPECT_EQ(scsa_layer_set_audit(pair.c.get(), &config), SCSA_INVALID_ARGUMENT);
+  EXPECT_TRUE(ErrorSays("capacity"));
 }
 
 TEST(CApiTaus, TravelWithoutAState) {
@@ -529,7 +634,10 @@ TEST(CApiStructs, AreReadAndWrittenBySize) {
   EXPECT_EQ(sizeof(scsa_kv), 72u);
   EXPECT_EQ(sizeof(scsa_attend_args), 104u);
   EXPECT_EQ(sizeof(scsa_config), 64u);
-  EXPECT_EQ(sizeof(scsa_stats), 128u);
+  EXPECT_EQ(sizeof(scsa_stats), 160u);
+  EXPECT_EQ(sizeof(scsa_audit_config), 40u);
+  EXPECT_EQ(sizeof(scsa_audit_sample), 16u);
+  EXPECT_EQ(sizeof(scsa_audit_summary), 72u);
   EXPECT_EQ(sizeof(scsa_model), 40u);
   EXPECT_EQ(sizeof(scsa_tau_entry), 24u);
 
@@ -592,6 +700,8 @@ TEST(CApiErrors, NullPointers) {
   scsa_shape shape_out = SCSA_SHAPE_INIT;
   scsa_config config_out = config;
   scsa_stats stats = SCSA_STATS_INIT;
+  const scsa_audit_config audit = SCSA_AUDIT_CONFIG_INIT;
+  scsa_audit_summary summary = SCSA_AUDIT_SUMMARY_INIT;
 
   scsa_workspace_destroy(nullptr);
   scsa_layer_destroy(nullptr);
@@ -645,6 +755,17 @@ TEST(CApiErrors, NullPointers) {
       scsa_layer_get_stats(nullptr, &stats),
       scsa_layer_get_stats(layer.get(), nullptr),
       scsa_layer_reset_stats(nullptr),
+      scsa_layer_set_audit(nullptr, &audit),
+      scsa_layer_set_audit(layer.get(), nullptr),
+      scsa_layer_audit_samples(nullptr, nullptr, 0, &size),
+      scsa_layer_audit_samples(layer.get(), nullptr, 1, &size),
+      scsa_layer_audit_samples(layer.get(), nullptr, 0, nullptr),
+      scsa_summarize_audit(nullptr, 1, &summary),
+      scsa_summarize_audit(nullptr, 0, nullptr),
+      scsa_state_set_audit(nullptr, &audit),
+      scsa_state_set_audit(state.get(), nullptr),
+      scsa_state_summarize_audit(nullptr, &summary),
+      scsa_state_summarize_audit(state.get(), nullptr),
       scsa_state_create(1, &shape, &config, nullptr),
       scsa_state_create(1, nullptr, &config, &new_state),
       scsa_state_create(1, &shape, nullptr, &new_state),
