@@ -152,7 +152,8 @@ bool AttentionOracle::ChangedInPart(const scsa_attention_call& call, const Versi
 
 // What the closed clusters of a block contribute. An attention sink of known mass takes part in the same softmax, so
 // two calls with different sinks tell mass and numerator: with o_i = num / (mass + sink_i), o_1 / o_2 = (mass + sink_2)
-// / (mass + sink_1). False where a cluster opens although the threshold is 1.
+// / (mass + sink_1). False where that is not possible: a cluster opens although the threshold is 1, or the values are
+// zero.
 bool AttentionOracle::Summarise(const scsa_attention_call& call, const float* q, int b, Version& version,
                                 Partial* tail) {
   const Config config = ConfigOf(b);
@@ -185,6 +186,8 @@ bool AttentionOracle::Summarise(const scsa_attention_call& call, const float* q,
   for (std::size_t h = 0; h < heads; ++h) {
     const float* a = outs[0].data() + h * static_cast<std::size_t>(d);
     const float* c = outs[1].data() + h * static_cast<std::size_t>(d);
+    // Values that are all zero (cells of a stream that was copied before it held anything) tell no mass.
+    if (Dot(c, c, d) == 0.0f) return false;
     const double ratio = static_cast<double>(Dot(a, c, d)) / Dot(c, c, d);
     // As the layer saw them: rounded to f32 as logits.
     double sink[2];
@@ -214,7 +217,8 @@ double AttentionOracle::Error(const scsa_attention_call& call, const float* out,
       const double difference = out[h * call.out_head_stride + i] - num / mass;
       squares += difference * difference;
     }
-    const double error = std::sqrt(squares) / value_size_[static_cast<std::size_t>(h)];
+    const double size = value_size_[static_cast<std::size_t>(h)];
+    const double error = size > 0 ? std::sqrt(squares) / size : std::sqrt(squares);
     if (std::isnan(error)) return error;
     worst = std::max(worst, error);
   }

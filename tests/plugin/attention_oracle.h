@@ -29,7 +29,7 @@ class AttentionOracle {
     std::uint64_t exact = 0;      // calls judged, by path
     std::uint64_t sparse = 0;     // of one query row
     std::uint64_t blocks = 0;     // usable blocks in the sparse ones
-    std::uint64_t ambiguous = 0;  // sparse ones that opened clusters all the same and so could not be judged
+    std::uint64_t ambiguous = 0;  // sparse ones that cannot be judged: a cluster opened all the same, values are zero
     std::uint64_t outdated = 0;   // sparse ones from summaries that may be outdated for a while (NoteHiddenWrites)
     double worst_error = 0;
   };
