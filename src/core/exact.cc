@@ -6,6 +6,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/exact_tiled.h"
 #include "core/kernels.h"
 #include "core/parallel.h"
 #include "core/softmax_state.h"
@@ -105,6 +106,7 @@ Status ExactAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
                       const LogitParams& params, int n_threads, Workspace& workspace, const OutView& out) {
   if (Status status = ValidateShape(shape); !status.ok()) return status;
   if (Status status = ValidateCall(q, kv, visible, params, n_threads, out); !status.ok()) return status;
+  if (TilesPay(shape, q.n_q)) return TiledAttention(shape, q, kv, visible, params, n_threads, workspace, out);
 
   const Split split(kv.n_kv);
   const bool with_visible = visible.words != nullptr;

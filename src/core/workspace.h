@@ -37,7 +37,7 @@ class ScratchBuffer {
 
 // Who owns a block of a workspace. The sparse operator calls the exact one with the same workspace, so each has its
 // own.
-enum class ScratchUser : std::uint8_t { kExact, kLayer, kSelect, kCalibration, kCount };
+enum class ScratchUser : std::uint8_t { kExact, kTile, kLayer, kSelect, kCalibration, kCount };
 
 struct Workspace::Impl {
   std::array<ScratchBuffer, static_cast<std::size_t>(ScratchUser::kCount)> buffers;
