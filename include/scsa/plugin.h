@@ -31,7 +31,7 @@ struct scsa_plugin_stats {
   uint64_t set_rows_ns;        /* wall time inside the cache writes that the plugin does itself */
   uint64_t sparse_calls;       /* answered by the sparse operator */
   uint64_t exact_calls;        /* answered by the exact kernel */
-  uint64_t calibration_calls;  /* answered exactly inside a calibration window */
+  uint64_t calibration_calls;  /* answered exactly inside a calibration window while decoding */
   uint64_t limit_calls;        /* answered with zeros (mode limit) */
   uint64_t rows_read;          /* cached rows read, each once per KV head and call */
   uint64_t rows_visible;       /* cached rows visible, each once per KV head and call: the 100 % of rows_read */
@@ -46,6 +46,8 @@ struct scsa_plugin_stats {
   uint64_t recalibrated_heads; /* thresholds calibrated again, for the error had drifted beyond the tolerance */
   uint64_t audit_failures;     /* audits given up, for memory was short: the answers are as without an audit */
   uint64_t audit_ns;           /* wall time of the audit, part of attn_ns */
+  uint64_t prompt_rows;        /* query rows of prompts that a calibration window used, once per layer */
+  uint64_t prompt_ns;          /* wall time of building and calibrating during prompts, part of attn_ns */
 };
 typedef void (*scsa_plugin_get_stats_t)(struct scsa_plugin_stats* stats);
 #define SCSA_PLUGIN_GET_STATS "scsa_plugin_get_stats"

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/attention.h"
 
+#include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstring>
 #include <new>
 #include <string>
 
+#include "core/parallel.h"
 #include "plugin/layer_table.h"
 #include "plugin/mask.h"
 #include "plugin/node.h"
@@ -23,6 +26,22 @@ struct Observer {
   void* user = nullptr;
 };
 Observer g_observer;
+
+// Adds the wall time of its life to a counter.
+class Timer {
+ public:
+  explicit Timer(std::atomic<std::uint64_t>& counter) : counter_(counter) {}
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  ~Timer() {
+    const auto elapsed = std::chrono::steady_clock::now() - start_;
+    Count(counter_, static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()));
+  }
+
+ private:
+  std::atomic<std::uint64_t>& counter_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
 
 // Runs one node on ggml's CPU backend, as if the plugin had not taken it.
 ggml_status ComputeOnCpu(BackendState& state, ggml_tensor* node) {
@@ -46,20 +65,26 @@ ggml_status ComputeOnCpu(BackendState& state, ggml_tensor* node) {
   return status;
 }
 
+// Mask rows per task: decoding reads its mask on the calling thread.
+constexpr int kMaskRows = 16;
+
 // The bitmaps of all query rows of a stream. False when the mask holds biases.
-bool ReadMask(const AttentionNode& a, int stream, std::int64_t words, std::uint64_t* visible) {
+bool ReadMask(const AttentionNode& a, int stream, std::int64_t words, int n_threads, std::uint64_t* visible) {
   const std::uint16_t* mask = a.Mask(stream);
-  bool plain = true;
-  for (int i = 0; i < a.n_q; ++i) {
-    std::uint64_t* row = visible + i * words;
-    if (mask != nullptr) {
-      plain = MaskToBitmap(mask + i * a.mask_row_stride, a.n_kv, row) && plain;
-      continue;
+  std::atomic<bool> plain{true};
+  ParallelFor(n_threads, (a.n_q + kMaskRows - 1) / kMaskRows, [&](std::int64_t task, int /*thread*/) {
+    const int end = std::min(a.n_q, static_cast<int>(task + 1) * kMaskRows);
+    for (int i = static_cast<int>(task) * kMaskRows; i < end; ++i) {
+      std::uint64_t* row = visible + i * words;
+      if (mask != nullptr) {
+        if (!MaskToBitmap(mask + i * a.mask_row_stride, a.n_kv, row)) plain.store(false, std::memory_order_relaxed);
+        continue;
+      }
+      std::memset(row, 0xFF, static_cast<std::size_t>(words) * sizeof(*row));
+      if (a.n_kv % 64 != 0) row[words - 1] = (std::uint64_t{1} << (a.n_kv % 64)) - 1;
     }
-    std::memset(row, 0xFF, static_cast<std::size_t>(words) * sizeof(*row));
-    if (a.n_kv % 64 != 0) row[words - 1] = (std::uint64_t{1} << (a.n_kv % 64)) - 1;
-  }
-  return plain;
+  });
+  return plain.load(std::memory_order_relaxed);
 }
 
 // Rows that some query row of the call sees.
@@ -122,12 +147,29 @@ void CountCall(const AttentionNode& a, Path path, std::uint64_t visible, std::ui
   Count(c.bytes_read, bytes_read);
 }
 
-// Whether this step may be answered sparsely at all; the operator itself still has the last word.
+// Most query rows that decoding has: parallel sequences and speculative drafts. More are a prompt.
+constexpr int kMaxDecodeRows = 16;
+
+// Whether plans may serve this cache at all; the operator itself still has the last word.
 bool SparseEligible(const AttentionNode& a, Mode mode, std::uint64_t visible) {
-  if (mode != Mode::kAuto || a.n_q != 1 || a.params.softcap != 0.0f) return false;
+  if (mode != Mode::kAuto || a.params.softcap != 0.0f) return false;
   if (visible < static_cast<std::uint64_t>(CurrentCrossover())) return false;
   LayerTable& table = LayerTable::Get();
   return table.Tracked(a.k_root) && table.Tracked(a.v_root);
+}
+
+// Uses the rows of a prompt, which were answered, to make the layer ready. Nothing depends on whether that succeeds.
+void PrepareDecoding(BackendState& state, const AttentionNode& a, int stream) {
+  std::string error;
+  if (const auto layer = LayerTable::Get().FindOrCreate(&state, a, stream, &error)) {
+    std::lock_guard lock(layer->mutex());
+    const Timer timer(GlobalCounters().prompt_ns);
+    const Status status = layer->Prefill(a, stream, state.visible.data(), state.n_threads, state.workspace);
+    if (status.ok()) return;
+    error = status.message();
+  }
+  LogOnce("a prompt could not make the sparse operator ready (" + error + ")");
+  Count(GlobalCounters().failures, 1);
 }
 
 // Attention of one stream. A message that is not empty: nothing was written, the reason is the message.
@@ -137,7 +179,8 @@ std::string ComputeStream(BackendState& state, const AttentionNode& a, int strea
   const auto kv_heads = static_cast<std::uint64_t>(a.shape.kv_heads);
   const std::uint64_t row_bytes = RowBytes(a.k_type, a.shape.head_dim) + RowBytes(a.v_type, a.shape.head_dim);
 
-  if (SparseEligible(a, mode, visible)) {
+  const bool eligible = SparseEligible(a, mode, visible);
+  if (eligible && a.n_q == 1) {
     std::string error;
     if (const auto layer = LayerTable::Get().FindOrCreate(&state, a, stream, &error)) {
       std::lock_guard lock(layer->mutex());
@@ -162,6 +205,7 @@ std::string ComputeStream(BackendState& state, const AttentionNode& a, int strea
   if (!status.ok()) return status.message();
   CountCall(a, kExact, visible, visible * kv_heads, visible * kv_heads * row_bytes);
   Observe(a, stream, kExact, state.visible.data(), words);
+  if (eligible && a.n_q > kMaxDecodeRows) PrepareDecoding(state, a, stream);
   return {};
 }
 
@@ -178,13 +222,13 @@ ggml_status Compute(BackendState& state, ggml_tensor* node) {
       const OutView out = a->Out(s);
       std::memset(out.data, 0, static_cast<std::size_t>(a->n_q) * node->nb[2]);
       CountCall(*a, kLimit, 0, 0, 0);
-      if (g_observer.function != nullptr) ReadMask(*a, s, words, state.visible.data());
+      if (g_observer.function != nullptr) ReadMask(*a, s, words, state.n_threads, state.visible.data());
       Observe(*a, s, kLimit, state.visible.data(), words);
     }
     return GGML_STATUS_SUCCESS;
   }
   for (int s = 0; s < a->n_streams; ++s) {
-    if (!ReadMask(*a, s, words, state.visible.data())) {
+    if (!ReadMask(*a, s, words, state.n_threads, state.visible.data())) {
       LogOnce("an attention mask with biases is left to ggml");
       return ComputeOnCpu(state, node);
     }
@@ -205,19 +249,14 @@ BackendState::~BackendState() {
 }
 
 ggml_status ComputeAttention(BackendState& state, ggml_tensor* node) {
-  const auto start = std::chrono::steady_clock::now();
-  ggml_status status;
+  const Timer timer(GlobalCounters().attn_ns);
+  Count(GlobalCounters().attn_calls, 1);
   try {
-    status = Compute(state, node);
+    return Compute(state, node);
   } catch (const std::bad_alloc&) {
     LogOnce("out of memory in an attention node");
-    status = GGML_STATUS_ALLOC_FAILED;
+    return GGML_STATUS_ALLOC_FAILED;
   }
-  const auto elapsed = std::chrono::steady_clock::now() - start;
-  Count(GlobalCounters().attn_ns,
-        static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count()));
-  Count(GlobalCounters().attn_calls, 1);
-  return status;
 }
 
 void SetObserver(scsa_plugin_observer_t observer, void* user) { g_observer = {observer, user}; }

@@ -14,6 +14,8 @@ namespace {
 
 // Layers of all contexts together; far more than any program decodes with at a time.
 constexpr std::size_t kMaxLayers = 65536;
+// A prompt calibrates again when this many times as many rows are visible as the last time.
+constexpr std::uint64_t kCalibrateAgainAt = 2;
 
 std::size_t Words(std::int64_t rows) { return static_cast<std::size_t>((rows + 63) / 64); }
 
@@ -148,15 +150,13 @@ Verify CachedLayer::ChooseVerify(const std::uint64_t* visible, std::size_t words
   return jump ? Verify::kFull : Verify::kSample;
 }
 
-Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
-                           Workspace& workspace, Outcome* outcome) {
+Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets& sets, const LogitParams& params,
+                         const std::uint64_t* visible, int n_threads, Workspace& workspace, const OutView& out,
+                         Outcome* outcome) {
   if (stale_.exchange(false, std::memory_order_acq_rel)) layer_->DropPlans();
-  const std::size_t words = Words(node.n_kv);
-  const Verify verify = ChooseVerify(visible, words);
+  const Verify verify = ChooseVerify(visible, Words(kv.n_kv));
   const LayerStats before = layer_->stats();
-  const VisibleSets sets{visible, static_cast<std::int64_t>(words)};
-  const Status status = layer_->Attend(node.Query(stream), node.Kv(stream), sets, node.params, verify, n_threads,
-                                       workspace, node.Out(stream));
+  const Status status = layer_->Attend(q, kv, sets, params, verify, n_threads, workspace, out);
   const LayerStats after = layer_->stats();
 
   Counters& counters = GlobalCounters();
@@ -186,6 +186,51 @@ Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uin
     SetCalibrated(true);
   }
   return status;
+}
+
+Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
+                           Workspace& workspace, Outcome* outcome) {
+  const VisibleSets sets{visible, static_cast<std::int64_t>(Words(node.n_kv))};
+  return Step(node.Query(stream), node.Kv(stream), sets, node.params, visible, n_threads, workspace, node.Out(stream),
+              outcome);
+}
+
+Status CachedLayer::Prefill(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
+                            Workspace& workspace) {
+  const std::size_t words = Words(node.n_kv);
+  const std::span last(visible + static_cast<std::size_t>(node.n_q - 1) * words, words);
+  std::uint64_t n_visible = 0;
+  for (std::uint64_t word : last) n_visible += static_cast<std::uint64_t>(std::popcount(word));
+  // Thresholds serve other lengths too, but not any.
+  if (calibrate_ > 0 && calibrated_ && !layer_->calibrating() && n_visible >= kCalibrateAgainAt * calibrated_at_) {
+    if (const Status status = layer_->StartCalibration(*tolerance_); !status.ok()) return status;
+  }
+  if (layer_->calibrating() && layer_->calibration_steps() == 0) calibrated_at_ = n_visible;
+
+  // Rows far from each other say more than neighbours do.
+  const int wanted = layer_->calibrating() ? calibrate_ - layer_->calibration_steps() : 1;
+  const int rows = std::clamp(wanted, 1, node.n_q);
+  const int distance = node.n_q / rows;
+  // Preset `seed` answers one row at a time.
+  const int rows_per_step = layer_->config().preset == Preset::kFast ? rows : 1;
+  const auto row_size = static_cast<std::size_t>(node.shape.q_heads) * static_cast<std::size_t>(node.shape.head_dim);
+  discarded_.resize(row_size * static_cast<std::size_t>(rows_per_step));
+  const OutView out{discarded_.data(), static_cast<std::int64_t>(row_size), node.shape.head_dim};
+  for (int i = 0; i < rows; i += rows_per_step) {
+    const int first = node.n_q - 1 - (rows - 1 - i) * distance;
+    QueryView q = node.Query(stream);
+    q.data += first * q.row_stride;
+    q.row_stride *= distance;
+    q.n_q = rows_per_step;
+    const VisibleSets sets{visible + static_cast<std::size_t>(first) * words,
+                           static_cast<std::int64_t>(words) * distance};
+    const std::uint64_t* seen = sets.words + (rows_per_step - 1) * sets.row_stride;
+    Outcome outcome;
+    const Status status = Step(q, node.Kv(stream), sets, node.params, seen, n_threads, workspace, out, &outcome);
+    if (!status.ok()) return status;
+    if (outcome.path == 2) Count(GlobalCounters().prompt_rows, static_cast<std::uint64_t>(rows_per_step));
+  }
+  return Status::Ok();
 }
 
 LayerTable& LayerTable::Get() {

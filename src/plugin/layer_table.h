@@ -75,8 +75,17 @@ class CachedLayer {
   // Sparse attention of one query row. `visible` has ceil(n_kv / 64) words. Call with the mutex held.
   Status Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
                 Workspace& workspace, Outcome* outcome);
+  // Makes ready for decoding with the query rows of a prompt, which were answered already: builds the blocks that they
+  // complete, and calibrates on some of them where that was not done yet at such a length. `visible` has ceil(n_kv /
+  // 64) words per row. Call with the mutex held. Throws std::bad_alloc.
+  Status Prefill(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
+                 Workspace& workspace);
 
  private:
+  // Layer::Attend with what goes with it: verification, counters, the end of the calibration window. `visible` is of
+  // the last query row.
+  Status Step(const QueryView& q, const KvView& kv, const VisibleSets& sets, const LogitParams& params,
+              const std::uint64_t* visible, int n_threads, Workspace& workspace, const OutView& out, Outcome* outcome);
   // Starts the audit anew. tolerance as in AuditConfig.
   void StartAudit(double share, float tolerance);
   void LogAudit(const LayerStats& before, const LayerStats& after);
@@ -88,13 +97,15 @@ class CachedLayer {
   std::mutex mutex_;
   std::atomic<bool> stale_{false};
   std::unique_ptr<Layer> layer_;
-  int calibrate_ = 0;
+  int calibrate_ = 0;  // steps of a window, 0: thresholds are given
   bool calibrated_ = false;
+  std::uint64_t calibrated_at_ = 0;  // visible rows when the last window was opened
   std::optional<float> tolerance_;
   std::uint64_t plan_bytes_ = 0;
   std::vector<std::uint64_t> seen_;     // the bitmap of the last step
   std::vector<std::uint64_t> written_;  // cells written since then
   std::uint64_t n_written_ = 0;
+  std::vector<float> discarded_;  // outputs of Prefill
 };
 
 class LayerTable {

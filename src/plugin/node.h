@@ -11,9 +11,8 @@
 
 namespace scsa::plugin {
 
-// Most query rows per stream that the plugin takes: decoding, parallel sequences and speculative drafts. Prefill stays
-// ggml's.
-inline constexpr std::int64_t kMaxQueryRows = 16;
+// Most query rows per stream that the plugin takes.
+inline constexpr std::int64_t kMaxQueryRows = 1 << 16;
 
 std::optional<DType> ToDType(ggml_type type);
 

@@ -42,6 +42,8 @@ void GetStats(scsa_plugin_stats* stats) {
   all.recalibrated_heads = load(c.recalibrated_heads);
   all.audit_failures = load(c.audit_failures);
   all.audit_ns = load(c.audit_ns);
+  all.prompt_rows = load(c.prompt_rows);
+  all.prompt_ns = load(c.prompt_ns);
   std::memcpy(stats, &all, std::min(stats->struct_size, sizeof(all)));
 }
 
@@ -76,7 +78,8 @@ std::string StatsSummary() {
                 "scsa: attention calls %llu (sparse %llu, exact %llu, calibration %llu, limit %llu) in %.1f ms\n"
                 "scsa: rows read %.1f %% of %llu visible, %.1f MB; cache writes %.1f ms\n"
                 "scsa: plans %.1f MB, %llu regions clustered in %.1f ms, %llu blocks dropped, %llu failures, "
-                "%llu layers calibrated\n",
+                "%llu layers calibrated\n"
+                "scsa: prompts: made ready for decoding in %.1f ms, %llu rows calibrated on\n",
                 static_cast<unsigned long long>(s.attn_calls), static_cast<unsigned long long>(s.sparse_calls),
                 static_cast<unsigned long long>(s.exact_calls), static_cast<unsigned long long>(s.calibration_calls),
                 static_cast<unsigned long long>(s.limit_calls), ms(s.attn_ns), share,
@@ -84,7 +87,8 @@ std::string StatsSummary() {
                 ms(s.set_rows_ns), static_cast<double>(s.plan_bytes) / 1e6,
                 static_cast<unsigned long long>(s.rebuild_count), ms(s.plan_build_ns),
                 static_cast<unsigned long long>(s.dropped_blocks), static_cast<unsigned long long>(s.failures),
-                static_cast<unsigned long long>(s.calibrated_layers));
+                static_cast<unsigned long long>(s.calibrated_layers), ms(s.prompt_ns),
+                static_cast<unsigned long long>(s.prompt_rows));
   return text + AuditLine(s);
 }
 

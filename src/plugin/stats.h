@@ -18,6 +18,7 @@ struct Counters {
   std::atomic<std::uint64_t> plan_build_ns{0}, plan_bytes{0}, rebuild_count{0}, dropped_blocks{0}, failures{0};
   std::atomic<std::uint64_t> calibrated_layers{0};
   std::atomic<std::uint64_t> audited_outputs{0}, recalibrated_heads{0}, audit_failures{0}, audit_ns{0};
+  std::atomic<std::uint64_t> prompt_rows{0}, prompt_ns{0};
 };
 Counters& GlobalCounters();
 

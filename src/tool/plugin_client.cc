@@ -143,6 +143,7 @@ constexpr std::uint64_t scsa_plugin_stats::*kTotals[] = {
     &scsa_plugin_stats::dropped_blocks,  &scsa_plugin_stats::failures,
     &scsa_plugin_stats::audited_outputs, &scsa_plugin_stats::recalibrated_heads,
     &scsa_plugin_stats::audit_failures,  &scsa_plugin_stats::audit_ns,
+    &scsa_plugin_stats::prompt_rows,     &scsa_plugin_stats::prompt_ns,
 };
 
 }  // namespace

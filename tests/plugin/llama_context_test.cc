@@ -131,6 +131,43 @@ TEST_F(LlamaContext, FlashAttentionOffLeavesEverythingToGgml) {
   EXPECT_EQ(LoadedPlugin::Get().Stats().attn_calls, before.attn_calls);
 }
 
+TEST_F(LlamaContext, PromptMakesDecodingReady) {
+  LoadedPlugin::Get().Set("calibrate", "8");
+  LoadedPlugin::Get().Set("tolerance", "0.015");
+  const Scenario scenario = [](llama_context* c) {
+    Decode(c, {tokens_.begin(), tokens_.begin() + kPrompt}, 0);
+    return Steps(c, tokens_, kPrompt, kSteps, kPrompt);
+  };
+  const auto layers = static_cast<std::uint64_t>(llama_model_n_layer(model_.get()));
+  const auto before = LoadedPlugin::Get().Stats();
+  ExpectSameAnswers({}, scenario);
+  const auto after = LoadedPlugin::Get().Stats();
+  // Every step after the prompt is sparse, in the run of mode auto.
+  EXPECT_EQ(after.sparse_calls - before.sparse_calls, kSteps * layers);
+  EXPECT_EQ(after.calibration_calls, before.calibration_calls);
+  EXPECT_EQ(after.prompt_rows - before.prompt_rows, 8u * layers);
+  EXPECT_GT(after.rebuild_count, before.rebuild_count);
+}
+
+TEST_F(LlamaContext, LongerPromptCalibratesAgain) {
+  LoadedPlugin::Get().Set("mode", "auto");
+  LoadedPlugin::Get().Set("calibrate", "4");
+  LoadedPlugin::Get().Set("crossover", "0");
+  const LlamaContextPtr context = MakeLlama(model_.get(), {});
+  const auto layers = static_cast<std::uint64_t>(llama_model_n_layer(model_.get()));
+  const auto rows = [&](std::size_t begin, std::size_t end) {
+    const auto before = LoadedPlugin::Get().Stats();
+    Decode(context.get(),
+           {tokens_.begin() + static_cast<std::ptrdiff_t>(begin), tokens_.begin() + static_cast<std::ptrdiff_t>(end)},
+           static_cast<llama_pos>(begin));
+    return (LoadedPlugin::Get().Stats().prompt_rows - before.prompt_rows) / layers;
+  };
+  EXPECT_EQ(rows(0, 520), 0u);  // llama.cpp's own: the cache is empty
+  EXPECT_EQ(rows(520, 560), 4u);
+  EXPECT_EQ(rows(560, 1000), 0u);
+  EXPECT_EQ(rows(1000, 1130), 4u);  // more than twice 560
+}
+
 TEST_F(LlamaContext, ParallelRowsAreExact) {
   // A draft of five tokens at once, as speculative decoding checks them.
   const Scenario scenario = [](llama_context* c) {
