@@ -14,6 +14,7 @@ void AddCalibrateCommand(CLI::App& parent);
 void AddCaptureCommand(CLI::App& parent);
 void AddBenchDecodeCommand(CLI::App& parent);
 void AddBenchKernelsCommand(CLI::App& parent);
+void AddBenchPrefillCommand(CLI::App& parent);
 void AddBenchQualityCommand(CLI::App& parent);
 void AddBenchScalingCommand(CLI::App& parent);
 // `program`: what followed "--" on the command line. CLI11 never sees it, so its options cannot be taken for ours.

@@ -50,6 +50,7 @@ int Main(int argc, char** argv) {
   bench->require_subcommand(1);
   scsa::tool::AddBenchDecodeCommand(*bench);
   scsa::tool::AddBenchKernelsCommand(*bench);
+  scsa::tool::AddBenchPrefillCommand(*bench);
   scsa::tool::AddBenchQualityCommand(*bench);
   scsa::tool::AddBenchScalingCommand(*bench);
   scsa::tool::AddCaptureCommand(app);

@@ -25,7 +25,7 @@ for section in NAME SYNOPSIS DESCRIPTION OPTIONS COMMANDS ENVIRONMENT 'EXIT STAT
   grep -qx "\.SH $section" "$page" || fail "the manual page has no section $section"
 done
 n_options=0
-for command in run calibrate capture 'bench decode' 'bench quality' exec; do
+for command in run calibrate capture 'bench decode' 'bench prefill' 'bench quality' exec; do
   grep -qx "\.SS scsa $command" <<<"$plain" || fail "the manual page does not know scsa $command"
   # shellcheck disable=SC2086
   while read -r option; do
@@ -55,7 +55,7 @@ complete_words() {
   [[ $offered == "$expected" ]] || fail "completion of '$*' offers '$offered', not '$expected'"
 }
 complete_words 'bench' scsa be
-complete_words 'decode kernels quality scaling' scsa bench ''
+complete_words 'decode kernels prefill quality scaling' scsa bench ''
 complete_words '--help -h' scsa bench -
 complete_words '--preset' scsa run --pre
 complete_words 'fast seed' scsa run --preset ''

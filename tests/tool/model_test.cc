@@ -178,6 +178,30 @@ TEST_F(ModelTest, BenchDecodeRefusesWhatDoesNotFit) {
   EXPECT_NE(error.find("4130 are needed"), std::string::npos) << error;
 }
 
+TEST_F(ModelTest, BenchPrefillMeasuresEveryArm) {
+  const std::vector<std::string> base = {"bench", "prefill", "-m", SCSA_TEST_MODEL, "-f", Path("text.txt"), "-t", "2"};
+  std::vector<std::string> command = base;
+  command.insert(command.end(), {"-c", "1100", "-n", "3", "--crossover", "600", "--json", "-"});
+  const CommandResult run = Scsa(command);
+  ASSERT_EQ(run.status, 0) << run.err;
+  const nlohmann::json records = nlohmann::json::parse(run.out);
+  ASSERT_EQ(records.size(), 3u);
+  for (std::size_t i = 0; i < records.size(); ++i) {
+    const auto& record = records[i];
+    EXPECT_EQ(record["arm"], (std::vector<std::string>{"llama", "exact", "scsa"})[i]);
+    EXPECT_EQ(record["context"], 1100);
+    EXPECT_GT(record["ttft_s"].get<double>(), record["attention_s"].get<double>());
+    EXPECT_GT(record["first_step_ms"].get<double>(), 0.0);
+    // Both compute the prompt in f32.
+    EXPECT_LT(record["kl_prompt"].get<double>(), 1e-3);
+    // Only the sparse arm builds and calibrates while it reads.
+    EXPECT_EQ(record["ready_s"].get<double>() > 0.0, i == 2);
+  }
+  command = base;
+  command.insert(command.end(), {"-c", "9000"});
+  EXPECT_NE(OneError(Scsa(command)).find("use a shorter -c"), std::string::npos);
+}
+
 TEST_F(ModelTest, CaptureRecordsARunThatBenchQualityMeasures) {
   std::vector<std::string> command = {
       "capture", "-m", SCSA_TEST_MODEL, "-f",          Path("text.txt"), "-c", "600", "-n",
