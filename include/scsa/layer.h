@@ -53,6 +53,19 @@ struct LayerStats {
   std::uint64_t audit_ns = 0;            // wall time of the audit, its calibration windows not included
 };
 
+// What calls answered sparsely read of one KV head: its part of union_rows, visible_rows and bytes_read.
+struct HeadReads {
+  std::uint64_t rows_read = 0;
+  std::uint64_t rows_visible = 0;
+  std::uint64_t bytes_read = 0;
+
+  void Add(const HeadReads& other) {
+    rows_read += other.rows_read;
+    rows_visible += other.rows_visible;
+    bytes_read += other.bytes_read;
+  }
+};
+
 // How Attend looks for rows that changed behind the caller's back.
 enum class Verify : std::uint8_t {
   kNone,  // trust NotifyWrites
@@ -124,6 +137,8 @@ class Layer {
   const Shape& shape() const;
   const Config& config() const;
   LayerStats stats() const;
+  // One per KV head; valid as long as the layer, and changed by the same calls as stats().
+  std::span<const HeadReads> head_reads() const;
   void ResetStats();
   // Rows [config.sink, sealed_end()) are covered by blocks.
   std::int64_t sealed_end() const;

@@ -92,6 +92,26 @@ typedef size_t (*scsa_plugin_get_audit_json_t)(char* text, size_t size);
 typedef void (*scsa_plugin_reset_audit_t)(void);
 #define SCSA_PLUGIN_RESET_AUDIT "scsa_plugin_reset_audit"
 
+/* One of the errors that the audit's figures are taken from: of a query head's output. together: outputs audited with
+ * it, the query heads of its KV head, which count as one observation. An error that is no number is infinite. */
+struct scsa_plugin_audit_sample {
+  int layer, q_head, together;
+  float error;
+};
+/* All of them, by layer and then oldest first. Writes at most count and returns how many there are. samples may be NULL
+ * when count is 0. */
+typedef size_t (*scsa_plugin_get_audit_samples_t)(struct scsa_plugin_audit_sample* samples, size_t count);
+#define SCSA_PLUGIN_GET_AUDIT_SAMPLES "scsa_plugin_get_audit_samples"
+
+/* What sparse answers read of one KV head of a layer, as in scsa_plugin_stats: totals since load over all contexts. */
+struct scsa_plugin_head_reads {
+  uint64_t rows_read, rows_visible, bytes_read;
+};
+/* layer: as in scsa_attention_call. Writes at most count heads and returns how many KV heads the layer has; 0 where it
+ * was never answered sparsely, or when memory runs out. heads may be NULL when count is 0. */
+typedef size_t (*scsa_plugin_get_head_reads_t)(int layer, struct scsa_plugin_head_reads* heads, size_t count);
+#define SCSA_PLUGIN_GET_HEAD_READS "scsa_plugin_get_head_reads"
+
 /* One attention node just computed. Pointers are valid during the callback only. Row types are ggml_type values;
  * strides are bytes for K and V, floats for q and out. q and out: vector of query row i, query head h at data + i *
  * row_stride + h * head_stride. visible: bitmap words per query row, bit r: cached row r is seen. */

@@ -107,8 +107,8 @@ class FastMethod final : public SparseMethod {
 
  private:
   JointQuery Query(const LayerCall& call, int row) const {
-    return {call.q.data + row * call.q.row_stride, call.q.head_stride, &call.kv, visible_ + row * visible_stride_,
-            call.params};
+    return {call.q.data + row * call.q.row_stride, call.q.head_stride, &call.kv,
+            visible_ + row * visible_stride_,      call.params,        call.reads};
   }
 
   void SetVisible(const LayerCall& call) {

@@ -156,9 +156,14 @@ void JointOperator::Count(const BlockPlan& plan, const JointQuery& query, LayerS
     stats.stat_exact_rows += group * exact_rows;
     stats.stat_scored += group * usable_blocks * plan.slots();
     stats.stat_calls += group;
-    stats.union_rows += opened_rows + exact_rows;
-    stats.visible_rows += exact_rows + usable_rows;
-    stats.bytes_read += opened_rows * opened_row + exact_rows * cache_row + usable_blocks * plan.SummaryBytesPerBlock();
+    const HeadReads reads = {
+        .rows_read = opened_rows + exact_rows,
+        .rows_visible = exact_rows + usable_rows,
+        .bytes_read = opened_rows * opened_row + exact_rows * cache_row + usable_blocks * plan.SummaryBytesPerBlock()};
+    stats.union_rows += reads.rows_read;
+    stats.visible_rows += reads.rows_visible;
+    stats.bytes_read += reads.bytes_read;
+    if (query.reads != nullptr) query.reads[h].Add(reads);
   }
 }
 

@@ -17,6 +17,7 @@
 #include "core/state_array.h"
 #include "core/workspace.h"
 #include "scsa/config.h"
+#include "scsa/layer.h"
 #include "scsa/types.h"
 
 namespace scsa {
@@ -28,6 +29,7 @@ struct JointQuery {
   const KvView* kv = nullptr;
   const std::uint64_t* visible = nullptr;  // bitmap of kv->n_kv rows
   LogitParams params;
+  HeadReads* reads = nullptr;  // [kv_heads], counted up; nullptr: not counted
 };
 
 // Query heads are numbered through the whole layer. Kept from call to call, so that its lists keep their memory.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scsa/layer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <new>
 #include <string>
@@ -25,8 +26,8 @@ Layer::Impl::Impl(const Shape& layer_shape, const Config& layer_config)
       config(layer_config),
       method(MakeMethod(layer_shape, layer_config)),
       window(layer_shape.q_heads, TauGrid(layer_config.preset)),
-      taus(layer_config.preset == Preset::kFast ? layer_shape.kv_heads : layer_shape.q_heads,
-           layer_config.tau_default) {}
+      taus(layer_config.preset == Preset::kFast ? layer_shape.kv_heads : layer_shape.q_heads, layer_config.tau_default),
+      reads(layer_shape.kv_heads) {}
 
 Layer::Layer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Layer::~Layer() = default;
@@ -53,7 +54,7 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
     if (status.ok()) ++layer.stats.exact_steps;
     return status;
   };
-  const LayerCall call{q, kv, visible, params, verify, n_threads, workspace};
+  const LayerCall call{q, kv, visible, params, verify, n_threads, workspace, layer.reads.data()};
   if (!layer.method->Prepare(call, &layer.stats)) return answer_exactly();
   const bool recalibrating = layer.audit != nullptr && layer.audit->window().open();
   if (layer.window.open() || recalibrating) {
@@ -155,7 +156,12 @@ LayerStats Layer::stats() const {
   return stats;
 }
 
-void Layer::ResetStats() { impl_->stats = LayerStats{}; }
+std::span<const HeadReads> Layer::head_reads() const { return impl_->reads; }
+
+void Layer::ResetStats() {
+  impl_->stats = LayerStats{};
+  std::fill(impl_->reads.begin(), impl_->reads.end(), HeadReads{});
+}
 std::int64_t Layer::sealed_end() const { return impl_->method->sealed_end(); }
 
 }  // namespace scsa

@@ -22,6 +22,7 @@ struct Layer::Impl {
   float tolerance = 0;           // of the last window that was finished
   std::unique_ptr<Audit> audit;  // nullptr: none
   LayerStats stats;              // plan_bytes is filled in when it is asked for
+  std::vector<HeadReads> reads;  // [kv_heads]
   bool serial = false;
 };
 

@@ -26,6 +26,7 @@ struct LayerCall {
   Verify verify;
   int n_threads;
   Workspace& workspace;
+  HeadReads* reads;  // [kv_heads]; Attend adds to them what it adds to the row and byte counters
 };
 
 class SparseMethod {

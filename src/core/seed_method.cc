@@ -42,8 +42,8 @@ void SeedMethod::Maintain(const LayerCall& call, std::int64_t n_prefix, LayerSta
 }
 
 StepArgs SeedMethod::Step(const LayerCall& call) const {
-  return {shape_,      config_,     plan_.regions(), call.q,         call.kv,       call.visible,
-          call.params, exact_runs_, exact_rows_,     call.n_threads, call.workspace};
+  return {shape_,      config_,     plan_.regions(), call.q,         call.kv,        call.visible,
+          call.params, exact_runs_, exact_rows_,     call.n_threads, call.workspace, call.reads};
 }
 
 }  // namespace scsa

@@ -391,11 +391,9 @@ void WriteOutput(const SoftmaxState& state, float sink, int head_dim, float* out
   for (int d = 0; d < head_dim; ++d) out[d] = factor * state.num[d] / mass;
 }
 
-std::uint64_t SummaryBytes(std::span<const Region> regions) {
+std::uint64_t SummaryBytes(std::span<const Region> regions, int kv_head) {
   std::uint64_t bytes = 0;
-  for (const Region& region : regions) {
-    for (const Block& block : region.heads) bytes += block.SummaryBytes();
-  }
+  for (const Region& region : regions) bytes += region.heads[kv_head].SummaryBytes();
   return bytes;
 }
 
@@ -512,12 +510,20 @@ Status AttendSparse(const StepArgs& args, std::span<const float> taus, const Out
   stats->stat_exact_rows += args.exact_rows * q_heads;
   stats->stat_scored += std::uint64_t{1} * p.n_clusters * q_heads;
   stats->stat_calls += q_heads;
-  stats->union_rows += total_rows + args.exact_rows * kv_heads;
-  stats->visible_rows += (args.exact_rows + args.regions.back().end - args.regions.front().begin) * kv_heads;
-  stats->bytes_read += 2 * RowBytes(PackedType(args.config.packed_format), head_dim) * total_rows;
-  stats->bytes_read +=
-      (RowBytes(args.kv.k_type, head_dim) + RowBytes(args.kv.v_type, head_dim)) * args.exact_rows * kv_heads;
-  stats->bytes_read += SummaryBytes(args.regions);
+  const auto exact_rows = static_cast<std::uint64_t>(args.exact_rows);
+  const std::uint64_t packed_row = 2 * RowBytes(PackedType(args.config.packed_format), head_dim);
+  const std::uint64_t cache_row = RowBytes(args.kv.k_type, head_dim) + RowBytes(args.kv.v_type, head_dim);
+  for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    const auto packed_rows = static_cast<std::uint64_t>(selected.union_rows[kv_head]);
+    const HeadReads reads = {
+        .rows_read = packed_rows + exact_rows,
+        .rows_visible = exact_rows + (args.regions.back().end - args.regions.front().begin),
+        .bytes_read = packed_rows * packed_row + exact_rows * cache_row + SummaryBytes(args.regions, kv_head)};
+    stats->union_rows += reads.rows_read;
+    stats->visible_rows += reads.rows_visible;
+    stats->bytes_read += reads.bytes_read;
+    if (args.reads != nullptr) args.reads[kv_head].Add(reads);
+  }
   ++stats->sparse_steps;
   return Status::Ok();
 }

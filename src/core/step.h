@@ -46,6 +46,7 @@ struct StepArgs {
   std::int64_t exact_rows = 0;  // visible rows in them
   int n_threads = 1;
   Workspace& workspace;
+  HeadReads* reads = nullptr;  // [kv_heads], counted up; nullptr: not counted
 };
 
 // Sparse attention at threshold taus[h] for query head h. Adds what it read to `stats`. kOutOfMemory leaves `out` and

@@ -87,6 +87,19 @@ bool AuditLog::Figures(int layer, scsa_plugin_audit* figures) const {
   return true;
 }
 
+std::size_t AuditLog::Samples(scsa_plugin_audit_sample* samples, std::size_t count) const {
+  const std::lock_guard lock(mutex_);
+  std::size_t n = 0;
+  for (const auto& [layer, log] : layers_) {
+    for (std::size_t i = 0; i < log.ring.size(); ++i, ++n) {
+      if (n >= count) continue;
+      const AuditSample& sample = log.ring[(log.next + i) % log.ring.size()];
+      samples[n] = {.layer = layer, .q_head = sample.q_head, .together = sample.together, .error = sample.error};
+    }
+  }
+  return n;
+}
+
 std::string AuditLog::Json(double share) const {
   std::vector<int> indices;
   {

@@ -3,6 +3,7 @@
 // What the audits of all layers found, kept beyond the contexts that they belong to.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -30,6 +31,8 @@ class AuditLog {
 
   // Of one layer, or of all where `layer` is -1. False when memory runs out.
   bool Figures(int layer, scsa_plugin_audit* figures) const;
+  // As scsa_plugin_get_audit_samples_t says.
+  std::size_t Samples(scsa_plugin_audit_sample* samples, std::size_t count) const;
   // As scsa_plugin_get_audit_json_t says. Throws std::bad_alloc.
   std::string Json(double share) const;
 

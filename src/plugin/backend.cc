@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "plugin/attention.h"
 #include "plugin/audit_log.h"
@@ -15,6 +16,7 @@
 #include "plugin/claims.h"
 #include "plugin/layer_table.h"
 #include "plugin/options.h"
+#include "plugin/reads_log.h"
 #include "plugin/stats.h"
 #include "scsa/plugin.h"
 #include "scsa/target.h"
@@ -166,6 +168,22 @@ std::size_t PluginGetAuditJson(char* text, std::size_t size) {
   }
 }
 
+std::size_t PluginGetAuditSamples(scsa_plugin_audit_sample* samples, std::size_t count) {
+  return AuditLog::Get().Samples(samples, count);
+}
+
+std::size_t PluginGetHeadReads(int layer, scsa_plugin_head_reads* heads, std::size_t count) {
+  try {
+    const std::vector<HeadReads> totals = ReadsLog::Get().Totals(layer);
+    for (std::size_t h = 0; h < std::min(count, totals.size()); ++h) {
+      heads[h] = {totals[h].rows_read, totals[h].rows_visible, totals[h].bytes_read};
+    }
+    return totals.size();
+  } catch (const std::bad_alloc&) {
+    return 0;
+  }
+}
+
 void PluginResetAudit() { AuditLog::Get().Reset(); }
 
 void PluginSetObserver(scsa_plugin_observer_t observer, void* user) { SetObserver(observer, user); }
@@ -201,6 +219,8 @@ void* RegGetProcAddress(ggml_backend_reg_t, const char* name) {
   if (std::strcmp(name, SCSA_PLUGIN_GET_TAUS) == 0) return reinterpret_cast<void*>(PluginGetTaus);
   if (std::strcmp(name, SCSA_PLUGIN_GET_AUDIT) == 0) return reinterpret_cast<void*>(PluginGetAudit);
   if (std::strcmp(name, SCSA_PLUGIN_GET_AUDIT_JSON) == 0) return reinterpret_cast<void*>(PluginGetAuditJson);
+  if (std::strcmp(name, SCSA_PLUGIN_GET_AUDIT_SAMPLES) == 0) return reinterpret_cast<void*>(PluginGetAuditSamples);
+  if (std::strcmp(name, SCSA_PLUGIN_GET_HEAD_READS) == 0) return reinterpret_cast<void*>(PluginGetHeadReads);
   if (std::strcmp(name, SCSA_PLUGIN_RESET_AUDIT) == 0) return reinterpret_cast<void*>(PluginResetAudit);
   if (std::strcmp(name, SCSA_PLUGIN_SET_OBSERVER) == 0) return reinterpret_cast<void*>(PluginSetObserver);
   return nullptr;

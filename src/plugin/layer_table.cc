@@ -7,6 +7,7 @@
 #include <new>
 
 #include "plugin/audit_log.h"
+#include "plugin/reads_log.h"
 #include "plugin/stats.h"
 
 namespace scsa::plugin {
@@ -55,6 +56,7 @@ CachedLayer::~CachedLayer() {
 Status CachedLayer::Init(const Options& options, std::span<const float> taus) {
   Status status = Layer::Create(key_.shape, options.config, &layer_);
   if (!status.ok()) return status;
+  logged_.assign(layer_->head_reads().begin(), layer_->head_reads().end());
   seen_.assign(Words(key_.rows), 0);
   written_.assign(Words(key_.rows), 0);
   if (taus.empty()) return StartOver(options);
@@ -110,6 +112,16 @@ void CachedLayer::LogAudit(const LayerStats& before, const LayerStats& after) {
   } catch (const std::bad_alloc&) {
     Count(counters.audit_failures, 1);
   }
+}
+
+void CachedLayer::LogReads() {
+  const std::span<const HeadReads> now = layer_->head_reads();
+  try {
+    ReadsLog::Get().Add(index_, now, logged_);
+  } catch (const std::bad_alloc&) {
+    return;  // logged with the next call
+  }
+  std::copy(now.begin(), now.end(), logged_.begin());
 }
 
 void CachedLayer::SetCalibrated(bool calibrated) {
@@ -175,6 +187,7 @@ Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets
   outcome->path = 0;
   if (after.sparse_steps != before.sparse_steps) {
     outcome->path = 1;
+    LogReads();
     outcome->rows_read = after.union_rows - before.union_rows;
     outcome->bytes_read = after.bytes_read - before.bytes_read;
   } else if (after.calibration_steps != before.calibration_steps) {

@@ -88,6 +88,7 @@ class CachedLayer {
               const std::uint64_t* visible, int n_threads, Workspace& workspace, const OutView& out, Outcome* outcome);
   // Starts the audit anew. tolerance as in AuditConfig.
   void StartAudit(double share, float tolerance);
+  void LogReads();
   void LogAudit(const LayerStats& before, const LayerStats& after);
   Verify ChooseVerify(const std::uint64_t* visible, std::size_t words);
   void SetCalibrated(bool calibrated);
@@ -102,6 +103,7 @@ class CachedLayer {
   std::uint64_t calibrated_at_ = 0;  // visible rows when the last window was opened
   std::optional<float> tolerance_;
   std::uint64_t plan_bytes_ = 0;
+  std::vector<HeadReads> logged_;       // what the operator had read, per KV head, when it was last logged
   std::vector<std::uint64_t> seen_;     // the bitmap of the last step
   std::vector<std::uint64_t> written_;  // cells written since then
   std::uint64_t n_written_ = 0;
