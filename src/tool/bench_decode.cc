@@ -28,6 +28,7 @@ struct CommandOptions {
   std::string text;
   std::string contexts = "8000";
   std::string arms = "llama,llama-q8,exact,scsa,limit";
+  std::string tolerances;  // empty: the preset's
   int crossover = -1;
   std::string state_dir;
   ResultOptions results;
@@ -56,15 +57,22 @@ void Run(CommandOptions options) {
   bench.arms = ParseArms(options.arms);
   if (options.crossover >= 0) bench.crossover = options.crossover;
   bench.threads = ThreadsOf(bench.threads);
+  if (!options.tolerances.empty()) {
+    bench.tolerances = ParseNumberList(options.tolerances, "--tolerance", 1e-6, 1.0);
+  }
   options.results.CheckStreams();
   const std::vector<int> contexts = ParseIntList(options.contexts, "-c", 16, 1 << 24);
   options.results.CheckFile();
   const std::string text = ReadFile(options.text, "text");
   std::optional<TausChoice> taus;
   if (!bench.taus.empty()) {
-    taus = ChooseTaus(bench.taus, options.preset_given ? bench.preset : "", bench.tolerance);
+    if (bench.tolerances.size() > 1) throw ToolError("--taus holds for one tolerance: give at most one --tolerance");
+    const std::optional<double> tolerance =
+        bench.tolerances.empty() ? std::nullopt : std::optional<double>(bench.tolerances.front());
+    taus = ChooseTaus(bench.taus, options.preset_given ? bench.preset : "", tolerance);
     if (!taus->preset.empty()) bench.preset = taus->preset;
-    bench.tolerance = taus->tolerance;
+    bench.tolerances.clear();
+    if (taus->tolerance) bench.tolerances = {*taus->tolerance};
   }
 
   ConfigureLlamaLog(options.verbose);
@@ -92,7 +100,6 @@ void Run(CommandOptions options) {
                         .date = UtcDate(),
                         .llama_cpp_version = LlamaCppVersion(),
                         .preset = bench.preset,
-                        .tolerance = bench.Tolerance(),
                         .taus = bench.taus,
                         .threads = bench.threads};
   if (options.results.PrintsTable()) fmt::print("{}", HeaderLine(info));
@@ -131,10 +138,10 @@ void AddBenchDecodeCommand(CLI::App& parent) {
   const CLI::Option* preset = app->add_option("--preset", options->bench.preset, "Preset of the sparse operator")
                                   ->type_name("NAME")
                                   ->capture_default_str();
-  app->add_option("--tolerance", options->bench.tolerance,
-                  "Attention error that calibration aims at (default: the preset's)")
-      ->type_name("X")
-      ->check(CLI::Range(1e-6, 1.0).description(""));
+  app->add_option("--tolerance", options->tolerances,
+                  "Attention errors that calibration aims at, separated by commas: the scsa arm runs once for each "
+                  "(default: the preset's)")
+      ->type_name("LIST");
   app->add_option("--calibrate", options->bench.calibrate, "Steps of the calibration window, before the timed ones")
       ->type_name("N")
       ->check(CLI::Range(0, 1 << 20).description(""))

@@ -19,8 +19,9 @@ namespace scsa::tool {
 namespace {
 
 constexpr int kMinWarmup = 8;
-constexpr int kRoundSteps = 8;  // steps of one arm before the next arm's turn
-constexpr int kErrorSteps = 2;  // after the timed ones, for the attention error
+constexpr int kRoundSteps = 8;   // steps of one arm before the next arm's turn
+constexpr int kErrorSteps = 2;   // after the timed ones, for the attention error
+constexpr int kAuditSteps = 32;  // of an audit window: whole rounds
 
 struct ArmFacts {
   Arm arm;
@@ -45,6 +46,7 @@ bool UsesPlugin(Arm arm) { return arm == Arm::kExact || arm == Arm::kScsa || arm
 // One arm in flight.
 struct ArmRun {
   Arm arm = Arm::kLlama;
+  double tolerance = 0.0;  // of scsa
   std::unique_ptr<Context> context;
   std::vector<double> step_ms;   // of the timed steps
   std::vector<double> all_ms;    // of warm-up and timed steps
@@ -55,7 +57,18 @@ struct ArmRun {
   std::vector<double> agrees;              // per timed step: 1 when the argmax is the exact arm's
   std::vector<double> kl;
   std::vector<double> nll_difference;
+  std::vector<AuditSample> audit;  // of the timed steps
+  std::size_t audit_done = 0;      // samples that windows hold
+  std::vector<AuditWindow> audit_windows;
+  std::vector<std::vector<HeadReads>> reads;  // of the timed steps, by layer and KV head
+  std::unique_ptr<ReferenceProbe> probe;
 };
+
+AuditSummary Summary(std::span<const AuditSample> samples) {
+  AuditSummary summary;
+  if (!SummarizeAudit(samples, &summary).ok()) throw ToolError("no memory for the figures of the audit");
+  return summary;
+}
 
 class ContextMeasurement {
  public:
@@ -64,13 +77,19 @@ class ContextMeasurement {
       : options_(options), tokens_(tokens), context_(context), plugin_(plugin), progress_(progress) {
     std::vector<Arm> arms = options.arms;
     if (std::find(arms.begin(), arms.end(), Arm::kExact) == arms.end()) arms.push_back(Arm::kExact);
-    for (const Arm arm : arms) runs_.emplace_back().arm = arm;
+    for (const Arm arm : arms) {
+      const std::vector<double> once = {0.0};
+      for (const double tolerance : arm == Arm::kScsa ? options.Tolerances() : once) {
+        ArmRun& run = runs_.emplace_back();
+        run.arm = arm;
+        run.tolerance = tolerance;
+      }
+    }
   }
 
   void CreateContexts(const Model& model, const StateStore& states) {
     CheckMemory(model, states);
     plugin_.Set("preset", options_.preset);
-    plugin_.Set("tolerance", fmt::format("{}", options_.Tolerance()));
     plugin_.Set("calibrate", fmt::format("{}", options_.calibrate));
     plugin_.Set("taus", options_.taus);
     if (options_.audit) plugin_.Set("audit", fmt::format("{}", *options_.audit));
@@ -78,9 +97,10 @@ class ContextMeasurement {
     for (ArmRun& run : runs_) {
       Show(run, "loading the prefilled state");
       const ArmFacts& facts = Facts(run.arm);
-      plugin_.Set("mode", facts.mode);
+      Use(run);
       run.context = std::make_unique<Context>(model, options_.TokensNeeded(context_), facts.cache, options_.threads);
       states.Load(model, tokens_.first(context_), facts.cache, *run.context);
+      run.reads.resize(static_cast<std::size_t>(llama_model_n_layer(model.get())));
     }
   }
 
@@ -102,6 +122,7 @@ class ContextMeasurement {
     plugin_.ResetAudit();
     const auto turn = [&](ArmRun& run, int begin, int end) {
       run.logits.clear();
+      const std::vector<std::vector<HeadReads>> reads_before = Reads(run);
       const scsa_plugin_stats before = plugin_.Stats();
       for (int step = begin; step < end; ++step) {
         Show(run, fmt::format("step {}/{}", step + 1, options_.steps));
@@ -110,29 +131,34 @@ class ContextMeasurement {
         run.logits.emplace_back(logits.begin(), logits.end());
       }
       AddStats(run.timed, StatsDifference(plugin_.Stats(), before));
+      if (run.arm != Arm::kScsa) return;
+      AddReads(run, reads_before);
+      TakeAudit(run, end);
     };
     InTurns(options_.steps, turn, [&](int begin, int end) { JudgeRound(begin, end - begin); });
-    audit_ = plugin_.Audit();
   }
 
   // Relative attention errors of the last steps, kErrorSteps of them.
   void MeasureErrors() {
     for (ArmRun& run : runs_) {
       if (run.arm != Arm::kExact && run.arm != Arm::kScsa) continue;
-      auto probe = std::make_unique<ReferenceProbe>(options_.threads, run.arm == Arm::kExact);
-      const ScopedObserver observer(plugin_, &ReferenceProbe::Observe, probe.get());
-      plugin_.Set("mode", Facts(run.arm).mode);
+      run.probe = std::make_unique<ReferenceProbe>(options_.threads, run.arm == Arm::kExact);
+      const ScopedObserver observer(plugin_, &ReferenceProbe::Observe, run.probe.get());
+      Use(run);
       for (int step = 0; step < kErrorSteps; ++step) {
         Show(run, fmt::format("attention error, step {}/{}", step + 1, kErrorSteps));
         run.context->Decode(tokens_.subspan(context_ + options_.WarmupSteps() + options_.steps + step, 1));
       }
-      (run.arm == Arm::kExact ? exact_probe_ : scsa_probe_) = std::move(probe);
     }
   }
 
   std::vector<ArmResult> Results(const MachineRates& rates) const {
     std::vector<ArmResult> results;
-    for (const Arm arm : options_.arms) results.push_back(Result(*Find(arm), rates));
+    for (const ArmRun& run : runs_) {
+      if (std::find(options_.arms.begin(), options_.arms.end(), run.arm) != options_.arms.end()) {
+        results.push_back(Result(run, rates));
+      }
+    }
     return results;
   }
 
@@ -171,11 +197,47 @@ class ContextMeasurement {
       const int end = std::min(begin + kRoundSteps, steps);
       for (int i = 0; i < arms; ++i) {
         ArmRun& run = runs_[(round + i) % arms];
-        plugin_.Set("mode", Facts(run.arm).mode);
+        Use(run);
         turn(run, begin, end);
       }
       finish(begin, end);
     }
+  }
+
+  // Layers take the tolerance when they are made, in the first step that could be sparse.
+  void Use(const ArmRun& run) const {
+    plugin_.Set("mode", Facts(run.arm).mode);
+    if (run.arm == Arm::kScsa) plugin_.Set("tolerance", fmt::format("{}", run.tolerance));
+  }
+
+  std::vector<std::vector<HeadReads>> Reads(const ArmRun& run) const {
+    std::vector<std::vector<HeadReads>> reads(run.reads.size());
+    for (std::size_t layer = 0; layer < reads.size(); ++layer) reads[layer] = plugin_.ReadsOf(static_cast<int>(layer));
+    return reads;
+  }
+
+  void AddReads(ArmRun& run, const std::vector<std::vector<HeadReads>>& before) const {
+    const std::vector<std::vector<HeadReads>> now = Reads(run);
+    for (std::size_t layer = 0; layer < now.size(); ++layer) {
+      run.reads[layer].resize(now[layer].size());
+      for (std::size_t head = 0; head < now[layer].size(); ++head) {
+        const HeadReads old = head < before[layer].size() ? before[layer][head] : HeadReads{};
+        run.reads[layer][head].Add({.rows_read = now[layer][head].rows_read - old.rows_read,
+                                    .rows_visible = now[layer][head].rows_visible - old.rows_visible,
+                                    .bytes_read = now[layer][head].bytes_read - old.bytes_read});
+      }
+    }
+  }
+
+  // The plugin's figures are those of all contexts together, so each turn takes its own.
+  void TakeAudit(ArmRun& run, int end) const {
+    const std::vector<AuditSample> samples = plugin_.AuditSamples();
+    plugin_.ResetAudit();
+    run.audit.insert(run.audit.end(), samples.begin(), samples.end());
+    if (end % kAuditSteps != 0 && end != options_.steps) return;
+    const int begin = run.audit_windows.empty() ? 0 : run.audit_windows.back().end;
+    run.audit_windows.push_back({begin, end, Summary(std::span(run.audit).subspan(run.audit_done))});
+    run.audit_done = run.audit.size();
   }
 
   // Decodes the step-th token after the prompt; returns milliseconds.
@@ -229,15 +291,18 @@ class ContextMeasurement {
     } else {
       FillDense(run, result);
     }
-    FillErrors(result);
+    FillErrors(run, result);
     if (run.arm == Arm::kScsa) {
+      result.tolerance = run.tolerance;
       result.calibration = Calibration(run);
-      result.audit = audit_;
+      result.audit = Summary(run.audit);
+      result.audit_windows = run.audit_windows;
+      result.head_reads = run.reads;
     }
     if (run.arm == Arm::kExact && run.timed.attn_calls > 0 && rates.bandwidth > 0.0) {
       result.roofline = Roofline{
           .bytes = *result.bytes_read,
-          .multiply_adds = exact_probe_->multiply_adds() / kErrorSteps,
+          .multiply_adds = run.probe->multiply_adds() / kErrorSteps,
           .bandwidth = rates.bandwidth,
           .multiply_add_rate = rates.multiply_add_rate,
           .attention_ms = static_cast<double>(run.timed.attn_ns) * 1e-6 / options_.steps,
@@ -292,11 +357,13 @@ class ContextMeasurement {
                            .exact_ms_median = Quantile(exact_ms, 0.5)};
   }
 
-  void FillErrors(ArmResult& result) const {
+  void FillErrors(const ArmRun& run, ArmResult& result) const {
     std::span<const double> errors;
-    if (result.arm == Arm::kExact) errors = exact_probe_->errors();
-    if (result.arm == Arm::kLlama) errors = exact_probe_->ggml_errors();
-    if (result.arm == Arm::kScsa) errors = scsa_probe_->errors();
+    if (run.arm == Arm::kLlama) {
+      errors = Find(Arm::kExact)->probe->ggml_errors();
+    } else if (run.probe != nullptr) {
+      errors = run.probe->errors();
+    }
     if (errors.empty()) return;
     result.attn_err_mean = Mean(errors);
     result.attn_err_p99 = Quantile(errors, 0.99);
@@ -308,9 +375,6 @@ class ContextMeasurement {
   const PluginClient& plugin_;
   Progress& progress_;
   std::vector<ArmRun> runs_;
-  scsa_plugin_audit audit_{};
-  std::unique_ptr<ReferenceProbe> exact_probe_;
-  std::unique_ptr<ReferenceProbe> scsa_probe_;
 };
 
 }  // namespace
@@ -332,10 +396,15 @@ std::vector<Arm> ParseArms(std::string_view text) {
   return arms;
 }
 
-double DecodeBenchOptions::Tolerance() const {
-  if (tolerance) return *tolerance;
+double PresetTolerance(const std::string& preset) {
   Preset known;
-  return ParsePreset(preset, &known) ? DefaultTolerance(known) : 0.0;
+  // Through text: 0.015f is 0.0149999997 as a double.
+  return ParsePreset(preset, &known) ? std::stod(fmt::format("{}", DefaultTolerance(known))) : 0.0;
+}
+
+std::vector<double> DecodeBenchOptions::Tolerances() const {
+  if (!tolerances.empty()) return tolerances;
+  return {PresetTolerance(preset)};
 }
 
 int DecodeBenchOptions::WarmupSteps() const { return std::max(calibrate, kMinWarmup); }

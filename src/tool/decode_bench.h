@@ -14,6 +14,8 @@
 #include "machine.h"
 #include "plugin_client.h"
 #include "progress.h"
+#include "scsa/audit.h"
+#include "scsa/layer.h"
 #include "session.h"
 #include "state_store.h"
 
@@ -28,6 +30,8 @@ enum class Arm {
 };
 
 std::string_view ArmName(Arm arm);
+// The tolerance that a preset comes with; 0 for a preset that there is not.
+double PresetTolerance(const std::string& preset);
 // "llama,scsa" -> arms in the given order. ToolError for an unknown or a repeated one.
 std::vector<Arm> ParseArms(std::string_view text);
 
@@ -36,15 +40,15 @@ struct DecodeBenchOptions {
   int steps = 96;      // timed
   int calibrate = 32;  // steps of the plugin's calibration window
   std::string preset = "fast";
-  std::optional<double> tolerance;  // otherwise the preset's
-  std::string taus;                 // file of thresholds in place of the window; empty: none
-  std::optional<int> crossover;     // overrides the plugin's
-  std::optional<double> audit;      // overrides the plugin's share
+  std::vector<double> tolerances;  // of the scsa arm, which runs once for each; empty: the preset's
+  std::string taus;                // file of thresholds in place of the window; empty: none
+  std::optional<int> crossover;    // overrides the plugin's
+  std::optional<double> audit;     // overrides the plugin's share
   int threads = 1;
 
-  double Tolerance() const;             // the chosen one or the preset's
-  int WarmupSteps() const;              // untimed steps first: the calibration window, at least 8
-  int TokensNeeded(int context) const;  // tokens of text (and cells of cache) that one context takes
+  std::vector<double> Tolerances() const;  // the chosen ones or the preset's
+  int WarmupSteps() const;                 // untimed steps first: the calibration window, at least 8
+  int TokensNeeded(int context) const;     // tokens of text (and cells of cache) that one context takes
 };
 
 // The calibration window of the scsa arm.
@@ -70,9 +74,17 @@ struct Roofline {
   double Share() const { return LimitMs() / attention_ms; }
 };
 
+// What the audit found in a stretch of the timed steps.
+struct AuditWindow {
+  int begin = 0;
+  int end = 0;  // past the last one
+  AuditSummary summary;
+};
+
 struct ArmResult {
   int context = 0;
   Arm arm = Arm::kLlama;
+  std::optional<double> tolerance;  // scsa alone
   double tok_s = 0.0;
   double ms_median = 0.0;
   double ms_p99 = 0.0;
@@ -91,7 +103,10 @@ struct ArmResult {
   std::optional<Roofline> roofline;
   std::optional<CalibrationCost> calibration;  // scsa alone, when it calibrated
   scsa_plugin_stats stats{};                   // of the timed steps
-  std::optional<scsa_plugin_audit> audit;      // scsa alone, of the timed steps
+  std::optional<AuditSummary> audit;           // scsa alone, of the timed steps
+  std::vector<AuditWindow> audit_windows;      // the same steps, one after another
+  // scsa alone, of the timed steps: [layer][kv_head]; empty for a layer that was never sparse.
+  std::vector<std::vector<HeadReads>> head_reads;
   int warmup_steps = 0;
   int steps = 0;
 };
@@ -100,7 +115,7 @@ struct ArmResult {
 std::vector<CacheType> CacheTypesOf(std::span<const Arm> arms);
 
 // Measures one context length. States must be saved already. The results follow options.arms; the exact arm, which
-// judges the others, is always run.
+// judges the others, is always run. The scsa arm has a result for each tolerance.
 std::vector<ArmResult> MeasureContext(const DecodeBenchOptions& options, const Model& model,
                                       std::span<const llama_token> tokens, int context, const StateStore& states,
                                       const PluginClient& plugin, const MachineRates& rates, Progress& progress);

@@ -98,6 +98,8 @@ PluginClient::PluginClient(bool verbose) {
   set_ = Lookup<scsa_plugin_set_t>(reg, SCSA_PLUGIN_SET);
   get_stats_ = Lookup<scsa_plugin_get_stats_t>(reg, SCSA_PLUGIN_GET_STATS);
   get_audit_ = Lookup<scsa_plugin_get_audit_t>(reg, SCSA_PLUGIN_GET_AUDIT);
+  get_audit_samples_ = Lookup<scsa_plugin_get_audit_samples_t>(reg, SCSA_PLUGIN_GET_AUDIT_SAMPLES);
+  get_head_reads_ = Lookup<scsa_plugin_get_head_reads_t>(reg, SCSA_PLUGIN_GET_HEAD_READS);
   reset_audit_ = Lookup<scsa_plugin_reset_audit_t>(reg, SCSA_PLUGIN_RESET_AUDIT);
   get_taus_ = Lookup<scsa_plugin_get_taus_t>(reg, SCSA_PLUGIN_GET_TAUS);
   set_observer_ = Lookup<scsa_plugin_set_observer_t>(reg, SCSA_PLUGIN_SET_OBSERVER);
@@ -119,6 +121,29 @@ scsa_plugin_audit PluginClient::Audit() const {
   audit.struct_size = sizeof(audit);
   if (get_audit_(-1, &audit) == 0) throw ToolError("no memory for the figures of the audit");
   return audit;
+}
+
+std::vector<AuditSample> PluginClient::AuditSamples() const {
+  std::vector<scsa_plugin_audit_sample> found(get_audit_samples_(nullptr, 0));
+  found.resize(std::min(get_audit_samples_(found.data(), found.size()), found.size()));
+  std::vector<AuditSample> samples;
+  for (const scsa_plugin_audit_sample& sample : found) {
+    samples.push_back({.call = 0,
+                       .error = sample.error,
+                       .q_head = static_cast<std::int16_t>(sample.q_head),
+                       .together = static_cast<std::int16_t>(sample.together)});
+  }
+  return samples;
+}
+
+std::vector<HeadReads> PluginClient::ReadsOf(int layer) const {
+  std::vector<scsa_plugin_head_reads> found(get_head_reads_(layer, nullptr, 0));
+  found.resize(std::min(get_head_reads_(layer, found.data(), found.size()), found.size()));
+  std::vector<HeadReads> reads;
+  for (const scsa_plugin_head_reads& head : found) {
+    reads.push_back({.rows_read = head.rows_read, .rows_visible = head.rows_visible, .bytes_read = head.bytes_read});
+  }
+  return reads;
 }
 
 void PluginClient::ResetAudit() const { reset_audit_(); }

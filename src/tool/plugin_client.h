@@ -2,7 +2,10 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "scsa/audit.h"
+#include "scsa/layer.h"
 #include "scsa/plugin.h"
 
 namespace scsa::tool {
@@ -21,7 +24,11 @@ class PluginClient {
   scsa_plugin_stats Stats() const;
   // Figures of the audit of all layers since load or ResetAudit. ToolError when memory runs out.
   scsa_plugin_audit Audit() const;
+  // The errors that these figures are taken from, those of the last outputs of each layer. `call` is not filled in.
+  std::vector<AuditSample> AuditSamples() const;
   void ResetAudit() const;
+  // What sparse answers read of each KV head of a layer since load; empty for a layer that none was given by.
+  std::vector<HeadReads> ReadsOf(int layer) const;
   // Thresholds that are frozen now, as JSON; empty when there are none.
   std::string Taus() const;
   void SetObserver(scsa_plugin_observer_t observer, void* user) const;
@@ -30,7 +37,9 @@ class PluginClient {
   scsa_plugin_set_t set_ = nullptr;
   scsa_plugin_get_stats_t get_stats_ = nullptr;
   scsa_plugin_get_audit_t get_audit_ = nullptr;
+  scsa_plugin_get_audit_samples_t get_audit_samples_ = nullptr;
   scsa_plugin_reset_audit_t reset_audit_ = nullptr;
+  scsa_plugin_get_head_reads_t get_head_reads_ = nullptr;
   scsa_plugin_get_taus_t get_taus_ = nullptr;
   scsa_plugin_set_observer_t set_observer_ = nullptr;
 };

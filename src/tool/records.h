@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Measured results as JSON and CSV: one flat object per result, all with the same keys.
+// Measured results as JSON and CSV: one object per result, all with the same keys. What is no single value is a cell of
+// JSON in CSV.
 #pragma once
 
 #include <nlohmann/json.hpp>

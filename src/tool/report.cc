@@ -16,13 +16,46 @@ std::string Cell(const std::optional<double>& value, const char* format, double 
   return fmt::format(fmt::runtime(format), *value * factor);
 }
 
+// [layer][kv_head], or null for an arm that is not sparse.
+template <typename Value>
+Record HeadTable(const ArmResult& result, Value value) {
+  if (result.arm != Arm::kScsa) return nullptr;
+  Record layers = Record::array();
+  for (const std::vector<HeadReads>& layer : result.head_reads) {
+    Record& heads = layers.emplace_back(Record::array());
+    for (const HeadReads& head : layer) heads.push_back(value(head));
+  }
+  return layers;
+}
+
+Record AuditWindows(const ArmResult& result) {
+  if (result.arm != Arm::kScsa) return nullptr;
+  Record windows = Record::array();
+  for (const AuditWindow& window : result.audit_windows) {
+    const AuditSummary& summary = window.summary;
+    const auto error = [&](double value, std::uint64_t from = 1) {
+      return summary.observations >= from ? RecordNumber(value) : Record(nullptr);
+    };
+    windows.push_back({{"begin", window.begin},
+                       {"end", window.end},
+                       {"outputs", summary.outputs},
+                       {"mean", error(summary.mean)},
+                       {"median", error(summary.median)},
+                       {"median_low", error(summary.median_low, SCSA_AUDIT_INTERVAL_FROM)},
+                       {"median_high", error(summary.median_high, SCSA_AUDIT_INTERVAL_FROM)},
+                       {"p90", error(summary.p90)},
+                       {"p99", error(summary.p99)}});
+  }
+  return windows;
+}
+
 Record ResultObject(const RunInfo& info, const ArmResult& result) {
   Record object;
   object["model"] = info.model;
   object["context"] = result.context;
   object["arm"] = ArmName(result.arm);
   object["preset"] = result.arm == Arm::kScsa ? Record(info.preset) : Record(nullptr);
-  object["tolerance"] = result.arm == Arm::kScsa ? Record(info.tolerance) : Record(nullptr);
+  object["tolerance"] = RecordNumber(result.tolerance);
   object["tok_s"] = result.tok_s;
   object["ms_median"] = result.ms_median;
   object["ms_p99"] = result.ms_p99;
@@ -49,18 +82,18 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["rebuild_count"] = result.stats.rebuild_count;
   object["dropped_blocks"] = result.stats.dropped_blocks;
   object["failures"] = result.stats.failures;
-  const auto audit = [&](double scsa_plugin_audit::*value) {
-    return result.audit && result.audit->samples > 0 ? RecordNumber((*result.audit).*value) : Record(nullptr);
+  const auto audit = [&](double AuditSummary::*value) {
+    return result.audit && result.audit->outputs > 0 ? RecordNumber((*result.audit).*value) : Record(nullptr);
   };
   object["audit_outputs"] = result.stats.audited_outputs;
   object["audit_ms"] = static_cast<double>(result.stats.audit_ns) * 1e-6;
-  object["audit_err_mean"] = audit(&scsa_plugin_audit::mean);
-  object["audit_err_median"] = audit(&scsa_plugin_audit::median);
+  object["audit_err_mean"] = audit(&AuditSummary::mean);
+  object["audit_err_median"] = audit(&AuditSummary::median);
   const bool interval = result.audit && result.audit->observations >= SCSA_AUDIT_INTERVAL_FROM;
-  object["audit_err_median_low"] = interval ? audit(&scsa_plugin_audit::median_low) : Record(nullptr);
-  object["audit_err_median_high"] = interval ? audit(&scsa_plugin_audit::median_high) : Record(nullptr);
-  object["audit_err_p90"] = audit(&scsa_plugin_audit::p90);
-  object["audit_err_p99"] = audit(&scsa_plugin_audit::p99);
+  object["audit_err_median_low"] = interval ? audit(&AuditSummary::median_low) : Record(nullptr);
+  object["audit_err_median_high"] = interval ? audit(&AuditSummary::median_high) : Record(nullptr);
+  object["audit_err_p90"] = audit(&AuditSummary::p90);
+  object["audit_err_p99"] = audit(&AuditSummary::p99);
   object["recalibrated_heads"] = result.stats.recalibrated_heads;
   const auto roofline = [&](double (Roofline::*value)() const) {
     return result.roofline ? RecordNumber((*result.roofline.*value)()) : Record(nullptr);
@@ -70,6 +103,14 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["multiply_adds"] = result.roofline ? Record(result.roofline->multiply_adds) : Record(nullptr);
   object["read_bandwidth"] = result.roofline ? Record(result.roofline->bandwidth) : Record(nullptr);
   object["multiply_add_rate"] = result.roofline ? Record(result.roofline->multiply_add_rate) : Record(nullptr);
+  object["head_rows_read"] = HeadTable(result, [](const HeadReads& head) {
+    return head.rows_visible == 0
+               ? Record(nullptr)
+               : Record(static_cast<double>(head.rows_read) / static_cast<double>(head.rows_visible));
+  });
+  object["head_bytes_read"] = HeadTable(
+      result, [&](const HeadReads& head) { return Record(static_cast<double>(head.bytes_read) / result.steps); });
+  object["audit_windows"] = AuditWindows(result);
   object["taus"] = result.arm == Arm::kScsa && !info.taus.empty() ? Record(info.taus) : Record(nullptr);
   object["warmup_steps"] = result.warmup_steps;
   object["steps"] = result.steps;
@@ -110,13 +151,17 @@ std::string HeaderLine(const RunInfo& info) {
 std::string ResultTable(std::span<const ArmResult> results) {
   std::vector<std::vector<std::string>> rows = {{"arm", "tok/s", "median ms", "p99 ms", "vs llama", "attn ms",
                                                  "rows read", "agreement", "KL", "NLL diff", "attn error"}};
+  const auto scsa_arms =
+      std::count_if(results.begin(), results.end(), [](const ArmResult& result) { return result.arm == Arm::kScsa; });
   for (const ArmResult& result : results) {
-    rows.push_back({std::string(ArmName(result.arm)), fmt::format("{:.2f}", result.tok_s),
-                    fmt::format("{:.1f}", result.ms_median), fmt::format("{:.1f}", result.ms_p99),
-                    Cell(result.speedup_vs_llama, "{:.2f} x"), Cell(result.attn_ms, "{:.1f}"),
-                    Cell(result.rows_read, "{:.1f} %", 100.0), Cell(result.agreement, "{:.1f} %", 100.0),
-                    Cell(result.kl_mean, "{:.5f}"), Cell(result.nll_delta, "{:+.4f}"),
-                    Cell(result.attn_err_mean, "{:.2g}")});
+    const bool one_of_several = result.arm == Arm::kScsa && scsa_arms > 1;
+    rows.push_back({one_of_several ? fmt::format("{} {}", ArmName(result.arm), result.tolerance.value_or(0.0))
+                                   : std::string(ArmName(result.arm)),
+                    fmt::format("{:.2f}", result.tok_s), fmt::format("{:.1f}", result.ms_median),
+                    fmt::format("{:.1f}", result.ms_p99), Cell(result.speedup_vs_llama, "{:.2f} x"),
+                    Cell(result.attn_ms, "{:.1f}"), Cell(result.rows_read, "{:.1f} %", 100.0),
+                    Cell(result.agreement, "{:.1f} %", 100.0), Cell(result.kl_mean, "{:.5f}"),
+                    Cell(result.nll_delta, "{:+.4f}"), Cell(result.attn_err_mean, "{:.2g}")});
   }
   return AlignedTable(rows, 1);
 }

@@ -20,7 +20,6 @@ struct RunInfo {
   std::string date;
   std::string llama_cpp_version;
   std::string preset;
-  double tolerance = 0.0;
   std::string taus;  // file of thresholds; empty: none
   int threads = 0;
 };

@@ -44,6 +44,22 @@ std::vector<int> ParseIntList(std::string_view text, std::string_view option, in
   return values;
 }
 
+std::vector<double> ParseNumberList(std::string_view text, std::string_view option, double low, double high) {
+  std::vector<double> values;
+  for (const std::string& item : SplitList(text, option)) {
+    double value = 0.0;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), value);
+    if (error != std::errc() || end != item.data() + item.size() || !(value >= low && value <= high)) {
+      throw ToolError(fmt::format("{}: \"{}\" is not a number from {} to {}", option, item, low, high));
+    }
+    if (std::find(values.begin(), values.end(), value) != values.end()) {
+      throw ToolError(fmt::format("{}: {} is given twice", option, item));
+    }
+    values.push_back(value);
+  }
+  return values;
+}
+
 std::string OneLine(std::string_view text) {
   std::string line;
   for (std::size_t begin = 0; begin < text.size();) {

@@ -15,6 +15,9 @@ std::vector<std::string> SplitList(std::string_view text, std::string_view optio
 // Comma-separated whole numbers, each in [low, high], returned ascending without repeats. ToolError otherwise.
 std::vector<int> ParseIntList(std::string_view text, std::string_view option, int low, int high);
 
+// Comma-separated numbers, each in [low, high], in the given order. ToolError otherwise, and for repeated ones.
+std::vector<double> ParseNumberList(std::string_view text, std::string_view option, double low, double high);
+
 // Line breaks become "; ", so that a message stays one line.
 std::string OneLine(std::string_view text);
 

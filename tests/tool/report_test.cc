@@ -27,7 +27,6 @@ RunInfo Info() {
   info.date = "2026-01-31";
   info.llama_cpp_version = "1/2";
   info.preset = "seed";
-  info.tolerance = 0.025;
   info.threads = 2;
   return info;
 }
@@ -169,8 +168,8 @@ TEST(ResultsJson, ReportsTheAuditOfTheArmThatHasOne) {
   results[0].stats.audited_outputs = 90;
   results[0].stats.audit_ns = 2500000;
   results[0].stats.recalibrated_heads = 1;
-  results[0].audit = scsa_plugin_audit{};
-  results[0].audit->samples = 60;
+  results[0].audit = AuditSummary{};
+  results[0].audit->outputs = 60;
   results[0].audit->observations = 20;
   results[0].audit->median = 0.01;
   results[0].audit->median_low = 0.005;
@@ -189,6 +188,45 @@ TEST(ResultsJson, ReportsTheAuditOfTheArmThatHasOne) {
   array = nlohmann::json::parse(RecordsJson(ResultRecords(Info(), results)));
   EXPECT_TRUE(array[0]["audit_err_median_low"].is_null());
   EXPECT_EQ(array[0]["audit_err_median"], 0.01);
+}
+
+TEST(ResultsJson, HoldsTheReadsOfEachHeadAndTheAuditsWindows) {
+  std::vector<ArmResult> results = Results();
+  results[1].arm = Arm::kScsa;
+  results[1].tolerance = 0.05;
+  results[1].steps = 64;
+  results[1].head_reads = {{{.rows_read = 10, .rows_visible = 100, .bytes_read = 6400}, {}}, {}};
+  results[1].audit_windows = {{0,
+                               32,
+                               {.outputs = 24,
+                                .observations = 8,
+                                .mean = 0.2,
+                                .median = 0.1,
+                                .median_low = 0.05,
+                                .median_high = 0.3,
+                                .p90 = 0.4,
+                                .p99 = 0.5}},
+                              {32, 64, {}}};
+  const auto array = nlohmann::json::parse(RecordsJson(ResultRecords(Info(), results)));
+  EXPECT_TRUE(array[0]["head_rows_read"].is_null());
+  EXPECT_TRUE(array[0]["audit_windows"].is_null());
+  EXPECT_EQ(array[1]["tolerance"], 0.05);
+  EXPECT_EQ(array[1]["head_rows_read"], nlohmann::json::parse("[[0.1, null], []]"));
+  EXPECT_EQ(array[1]["head_bytes_read"], nlohmann::json::parse("[[100.0, 0.0], []]"));
+  ASSERT_EQ(array[1]["audit_windows"].size(), 2u);
+  EXPECT_EQ(array[1]["audit_windows"][0]["end"], 32);
+  EXPECT_EQ(array[1]["audit_windows"][0]["median_high"], 0.3);
+  EXPECT_TRUE(array[1]["audit_windows"][1]["median"].is_null());
+}
+
+TEST(ResultTable, TellsSparseArmsApartByTheirTolerance) {
+  std::vector<ArmResult> results = Results();
+  results[0].arm = results[1].arm = Arm::kScsa;
+  results[0].tolerance = 0.01;
+  results[1].tolerance = 0.1;
+  const std::string table = ResultTable(results);
+  EXPECT_NE(table.find("scsa 0.01 "), std::string::npos) << table;
+  EXPECT_NE(table.find("scsa 0.1 "), std::string::npos) << table;
 }
 
 TEST(ResultsJson, AnInfiniteErrorIsNull) {

@@ -84,5 +84,12 @@ TEST(DecodeBenchOptions, CountsTheTokensOfARun) {
   EXPECT_EQ(options.WarmupSteps(), 8);
 }
 
+TEST(ParseNumberList, KeepsTheOrderAndRefusesTheRest) {
+  EXPECT_EQ(ParseNumberList("0.05, 0.01,1e-1", "--tolerance", 0.0, 1.0), (std::vector<double>{0.05, 0.01, 0.1}));
+  for (const char* bad : {"x", "0.5x", "nan", "-0.1", "2", "", "0.1,,0.2", "0.1,0.10"}) {
+    EXPECT_THROW(ParseNumberList(bad, "--tolerance", 0.0, 1.0), ToolError) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace scsa::tool
