@@ -76,6 +76,13 @@ void AddBenchQualityCommand(CLI::App& parent) {
                   "Attention error that calibration aims at (default: each preset's own)")
       ->type_name("X")
       ->check(CLI::Range(1e-6, 1.0).description(""));
+  app->add_option(
+         "--audit", options->bench.audit,
+         "Share of the outputs that the presets' audit takes: how often its interval of the median error holds "
+         "the true one (0: not checked)")
+      ->type_name("X")
+      ->check(CLI::Range(0.0, 1.0).description(""))
+      ->capture_default_str();
   AddThreadsOption(*app, &options->bench.threads);
   options->results.AddTo(*app);
   app->footer(

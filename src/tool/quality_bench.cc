@@ -8,6 +8,7 @@
 #include <array>
 #include <cmath>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <span>
 
@@ -53,6 +54,20 @@ struct Tally {
 };
 using PeerTallies = std::array<std::array<Tally, kPeers.size()>, kBudgets>;
 
+constexpr int kAuditSteps = 64;           // of a window in which the interval is checked
+constexpr int kAuditRuns = 3;             // audits of the same outputs
+constexpr int kAuditSeedStride = 100000;  // between their random numbers: beyond the number of any layer
+
+// An audit that keeps every sample and recalibrates nothing: the errors stay those of the run without it.
+AuditConfig AuditOf(double share, int seed) {
+  AuditConfig config;
+  config.share = share;
+  config.seed = static_cast<std::uint64_t>(seed);
+  config.capacity = 1 << 17;
+  config.drift_factor = 1e30f;
+  return config;
+}
+
 class LayerMeasurement {
  public:
   LayerMeasurement(const Capture& capture, const CapturedLayer& layer, int threads)
@@ -65,8 +80,10 @@ class LayerMeasurement {
     }
   }
 
-  // Also leaves the bytes per measured step in `step_bytes`.
-  Tally MeasurePreset(Preset preset, float tolerance, std::vector<double>& step_bytes) {
+  // Also leaves the bytes per measured step in `step_bytes`, and the samples of an audit in `audited`. The audit
+  // changes no output and no count.
+  Tally MeasurePreset(Preset preset, float tolerance, const AuditConfig& audit, std::vector<double>& step_bytes,
+                      std::vector<AuditSample>& audited) {
     Config config = ConfigFor(preset);
     if (preset == Preset::kFast) config.seal_delay = layer_.layer % kSealStagger;
     std::unique_ptr<Layer> layer;
@@ -75,7 +92,10 @@ class LayerMeasurement {
     std::vector<float> out(StepValues());
     Tally tally;
     for (int step = 0; step < capture_.steps; ++step) {
-      if (step == kQualityCalibrationSteps) Check(layer->FinishCalibration());
+      if (step == kQualityCalibrationSteps) {
+        Check(layer->FinishCalibration());
+        Check(layer->SetAudit(audit));
+      }
       const LayerStats before = layer->stats();
       // Nothing else writes to these rows: there is nothing to verify.
       Check(layer->Attend(Query(step), Rows(step), {}, Logits(), Verify::kNone, threads_, workspace_, Out(out)));
@@ -90,7 +110,33 @@ class LayerMeasurement {
         tally.errors.push_back(ErrorOf(out.data() + head * shape_.head_dim, step, head));
       }
     }
+    audited.assign(layer->AuditSamples().begin(), layer->AuditSamples().end());
     return tally;
+  }
+
+  // How often the interval held the true median in windows of the measured steps, with one audit after another.
+  // `errors`: of a preset whose every measured step was sparse, [steps][q_heads].
+  AuditCoverage MeasureAudit(Preset preset, float tolerance, double share, std::span<const double> errors) {
+    AuditCoverage coverage;
+    const auto heads = static_cast<std::size_t>(shape_.q_heads);
+    for (int run = 0; run < kAuditRuns; ++run) {
+      std::vector<double> step_bytes;
+      std::vector<AuditSample> audited;
+      MeasurePreset(preset, tolerance, AuditOf(share, layer_.layer + kAuditSeedStride * run), step_bytes, audited);
+      for (int begin = 0; begin + kAuditSteps <= MeasuredSteps(); begin += kAuditSteps) {
+        std::vector<AuditSample> window;
+        std::copy_if(audited.begin(), audited.end(), std::back_inserter(window), [&](const AuditSample& sample) {
+          return sample.call >= static_cast<std::uint64_t>(begin) &&
+                 sample.call < static_cast<std::uint64_t>(begin + kAuditSteps);
+        });
+        AuditSummary summary;
+        Check(SummarizeAudit(window, &summary));
+        const double median = Quantile(errors.subspan(begin * heads, kAuditSteps * heads), 0.5);
+        ++coverage.windows;
+        coverage.held += summary.median_low <= median && median <= summary.median_high ? 1 : 0;
+      }
+    }
+    return coverage;
   }
 
   // The other methods on one KV head. fast_bytes: per measured step, of all KV heads. Runs on the calling thread.
@@ -252,6 +298,7 @@ std::vector<QualityResult> MeasureQuality(const Capture& capture, const QualityO
                     capture.steps, kQualityCalibrationSteps, kQualityCalibrationSteps));
   }
   std::array<Tally, kPresets.size()> presets;
+  std::array<AuditCoverage, kPresets.size()> audits;
   PeerTallies peers;
   double exact_rows = 0.0;
   double exact_bytes = 0.0;
@@ -267,8 +314,16 @@ std::vector<QualityResult> MeasureQuality(const Capture& capture, const QualityO
     for (std::size_t p = 0; p < kPresets.size(); ++p) {
       show(PresetName(kPresets[p]));
       std::vector<double> step_bytes;
-      presets[p].Add(
-          layer.MeasurePreset(kPresets[p], static_cast<float>(ToleranceOf(kPresets[p], options)), step_bytes));
+      std::vector<AuditSample> none;
+      const auto tolerance = static_cast<float>(ToleranceOf(kPresets[p], options));
+      const Tally tally = layer.MeasurePreset(kPresets[p], tolerance, AuditOf(0.0, 0), step_bytes, none);
+      presets[p].Add(tally);
+      if (options.audit > 0.0) {
+        show("audit");
+        const AuditCoverage coverage = layer.MeasureAudit(kPresets[p], tolerance, options.audit, tally.errors);
+        audits[p].windows += coverage.windows;
+        audits[p].held += coverage.held;
+      }
       if (kPresets[p] == kBudgetPreset) fast_bytes = std::move(step_bytes);
     }
     show("other methods");
@@ -300,7 +355,9 @@ std::vector<QualityResult> MeasureQuality(const Capture& capture, const QualityO
   };
   for (std::size_t p = 0; p < kPresets.size(); ++p) {
     const double tolerance = ToleranceOf(kPresets[p], options);
-    add(PresetName(kPresets[p]), fmt::format("tolerance {}", tolerance), presets[p]).tolerance = tolerance;
+    QualityResult& result = add(PresetName(kPresets[p]), fmt::format("tolerance {}", tolerance), presets[p]);
+    result.tolerance = tolerance;
+    if (audits[p].windows > 0) result.audit = audits[p];
   }
   for (std::size_t b = 0; b < kBudgets; ++b) {
     const std::string budget =

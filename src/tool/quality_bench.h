@@ -15,9 +15,17 @@ namespace scsa::tool {
 
 inline constexpr int kQualityCalibrationSteps = 32;  // the first steps of a capture; the others are measured
 
+// How often the audit's 95 % interval of the median error held the true one, which every output was computed for.
+struct AuditCoverage {
+  int windows = 0;
+  int held = 0;
+};
+
 struct QualityOptions {
   std::optional<double> tolerance;  // of calibration; otherwise each preset's own
   int threads = 1;
+  // Share of the outputs that the audit of the presets takes; 0: its interval is not checked.
+  double audit = 0.0;
 };
 
 // One method at one budget, over all layers, measured steps and query heads of a capture.
@@ -32,6 +40,7 @@ struct QualityResult {
   double err_median = 0.0;
   double err_p90 = 0.0;
   double err_p99 = 0.0;
+  std::optional<AuditCoverage> audit = std::nullopt;  // of a preset, when it was asked for
 };
 
 // ToolError when the capture has too few steps, or when an operator fails. In the order of the report: presets, then

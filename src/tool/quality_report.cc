@@ -31,13 +31,19 @@ std::string QualityTable(const QualityRunInfo& run, const CaptureInfo& capture,
                     fmt::format("{:.4f}", result.err_median), fmt::format("{:.4f}", result.err_p90),
                     fmt::format("{:.4f}", result.err_p99)});
   }
+  std::string audits;
+  for (const QualityResult& result : results) {
+    if (!result.audit) continue;
+    audits += fmt::format("audit of {}: the 95 % interval held the true median error in {} of {} windows\n",
+                          result.method, result.audit->held, result.audit->windows);
+  }
   return fmt::format(
       "{} | {} cached rows, layers {}, {} query heads, {} KV head{}, head size {}, {} steps after {} of calibration\n"
-      "{}, {}, {} thread{} | {}\n{}",
+      "{}, {}, {} thread{} | {}\n{}{}",
       capture.model, capture.n_kv, fmt::join(capture.layers, ","), capture.shape.q_heads, capture.shape.kv_heads,
       capture.shape.kv_heads == 1 ? "" : "s", capture.shape.head_dim, capture.steps - kQualityCalibrationSteps,
       kQualityCalibrationSteps, run.cpu, run.simd_target, run.threads, run.threads == 1 ? "" : "s", run.date,
-      AlignedTable(rows, 2));
+      AlignedTable(rows, 2), audits);
 }
 
 std::vector<Record> QualityRecords(const QualityRunInfo& run, const CaptureInfo& capture,
@@ -63,6 +69,8 @@ std::vector<Record> QualityRecords(const QualityRunInfo& run, const CaptureInfo&
     record["err_median"] = RecordNumber(result.err_median);
     record["err_p90"] = RecordNumber(result.err_p90);
     record["err_p99"] = RecordNumber(result.err_p99);
+    record["audit_windows"] = result.audit ? Record(result.audit->windows) : Record(nullptr);
+    record["audit_held"] = result.audit ? Record(result.audit->held) : Record(nullptr);
     record["calibration_steps"] = kQualityCalibrationSteps;
     record["steps"] = capture.steps - kQualityCalibrationSteps;
     record["threads"] = run.threads;

@@ -154,6 +154,22 @@ TEST(MeasureQuality, NumbersOfThreadsGiveTheSameResult) {
   }
 }
 
+TEST(MeasureQuality, ChecksTheAuditsIntervalAgainstEveryOutput) {
+  const Capture capture = SyntheticCapture(kShape, 1000, 32 + 128, {5});
+  Progress progress;
+  const auto results = MeasureQuality(capture, {.tolerance = std::nullopt, .threads = 1, .audit = 0.25}, progress);
+  const QualityResult& fast = Find(results, "fast", "tolerance 0.015");
+  ASSERT_TRUE(fast.audit);
+  EXPECT_EQ(fast.audit->windows, 6);  // two of 64 steps, three audits
+  EXPECT_GE(fast.audit->held, 4);
+  EXPECT_FALSE(Find(results, "quest", "10 %").audit);
+  // An audit of everything is the truth.
+  const auto all = MeasureQuality(capture, {.tolerance = std::nullopt, .threads = 1, .audit = 1.0}, progress);
+  EXPECT_EQ(Find(all, "fast", "tolerance 0.015").audit->held, 6);
+  // Measured or not, the presets give the same outputs.
+  EXPECT_EQ(Find(all, "fast", "tolerance 0.015").err_mean, fast.err_mean);
+}
+
 TEST(MeasureQuality, NeedsMoreStepsThanCalibrationTakes) {
   Progress progress;
   EXPECT_THROW(MeasureQuality(SyntheticCapture(kShape, 60, 32, {0}), {}, progress), ToolError);
