@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <utility>
 
 namespace scsa::tool {
 namespace {
@@ -36,15 +37,21 @@ Frame TemplateFrame(const Model& model) {
 
 }  // namespace
 
-std::vector<llama_token> ChatPrompt(const Model& model, std::string_view document, std::string_view question) {
+ChatFrame ChatFrameOf(const Model& model) {
   const Frame frame = TemplateFrame(model);
-  const std::string message =
-      document.empty() ? std::string(question) : fmt::format("{}\n\nQuestion: {}", document, question);
-  std::vector<llama_token> tokens = model.Tokenize(frame.before, true, true);
+  std::vector<llama_token> before = model.Tokenize(frame.before, true, true);
   // A template that writes the start token itself must not get a second one.
   const llama_token start = llama_vocab_bos(model.vocab());
-  if (tokens.size() >= 2 && tokens[0] == start && tokens[1] == start) tokens.erase(tokens.begin());
-  for (const auto& part : {model.Tokenize(message, false, false), model.Tokenize(frame.after, false, true)}) {
+  if (before.size() >= 2 && before[0] == start && before[1] == start) before.erase(before.begin());
+  return {std::move(before), model.Tokenize(frame.after, false, true)};
+}
+
+std::vector<llama_token> ChatPrompt(const Model& model, std::string_view document, std::string_view question) {
+  const std::string message =
+      document.empty() ? std::string(question) : fmt::format("{}\n\nQuestion: {}", document, question);
+  ChatFrame frame = ChatFrameOf(model);
+  std::vector<llama_token> tokens = std::move(frame.before);
+  for (const auto& part : {model.Tokenize(message, false, false), frame.after}) {
     tokens.insert(tokens.end(), part.begin(), part.end());
   }
   return tokens;

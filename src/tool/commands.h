@@ -17,6 +17,7 @@ void AddBenchKernelsCommand(CLI::App& parent);
 void AddBenchPrefillCommand(CLI::App& parent);
 void AddBenchQualityCommand(CLI::App& parent);
 void AddBenchScalingCommand(CLI::App& parent);
+void AddEvalFreerunCommand(CLI::App& parent);
 // `program`: what followed "--" on the command line. CLI11 never sees it, so its options cannot be taken for ours.
 void AddExecCommand(CLI::App& parent, std::vector<std::string> program);
 

@@ -53,6 +53,9 @@ int Main(int argc, char** argv) {
   scsa::tool::AddBenchPrefillCommand(*bench);
   scsa::tool::AddBenchQualityCommand(*bench);
   scsa::tool::AddBenchScalingCommand(*bench);
+  CLI::App* eval = app.add_subcommand("eval", "Judge what a model writes with sparse attention");
+  eval->require_subcommand(1);
+  scsa::tool::AddEvalFreerunCommand(*eval);
   scsa::tool::AddCaptureCommand(app);
   scsa::tool::AddExecCommand(app, std::move(program));
 

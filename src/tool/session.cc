@@ -145,6 +145,11 @@ void Context::Decode(std::span<const llama_token> tokens, const std::function<vo
   llama_synchronize(get());
 }
 
+bool Context::Truncate(int length) {
+  llama_memory_t memory = llama_get_memory(get());
+  return llama_memory_seq_pos_min(memory, 0) == 0 && llama_memory_seq_rm(memory, 0, length, -1);
+}
+
 std::span<const float> Context::Logits() const {
   const float* logits = llama_get_logits_ith(get(), -1);
   if (logits == nullptr) throw ToolError("llama.cpp returned no logits");

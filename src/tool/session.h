@@ -59,6 +59,9 @@ class Context {
   // Appends the tokens in batches; the logits of the last one stay readable. `progress(done)` after each batch, if any.
   // ToolError when decoding fails.
   void Decode(std::span<const llama_token> tokens, const std::function<void(int)>& progress = {});
+  // Forgets what was decoded from position `length` on. False where the cache cannot be brought back to what it was
+  // then, as with layers that see a sliding window and have dropped rows since; its content is undefined then.
+  bool Truncate(int length);
   // Logits after the last decoded token; valid until the next Decode.
   std::span<const float> Logits() const;
 

@@ -28,6 +28,16 @@ Spread SpreadOf(std::span<const double> values) {
   return {.median = Quantile(values, 0.5), .p10 = Quantile(values, 0.1), .p90 = Quantile(values, 0.9)};
 }
 
+Interval WilsonInterval(int successes, int trials) {
+  if (trials == 0) return {};
+  constexpr double kZ = 1.959963984540054;  // 97.5 % quantile of the normal distribution
+  const double n = trials;
+  const double p = successes / n;
+  const double centre = (p + kZ * kZ / (2 * n)) / (1 + kZ * kZ / n);
+  const double half = kZ / (1 + kZ * kZ / n) * std::sqrt(p * (1 - p) / n + kZ * kZ / (4 * n * n));
+  return {.low = std::max(centre - half, 0.0), .high = std::min(centre + half, 1.0)};
+}
+
 std::vector<double> LogSoftmax(std::span<const float> logits) {
   std::vector<double> log_p(logits.begin(), logits.end());
   if (log_p.empty()) return log_p;

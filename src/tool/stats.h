@@ -22,6 +22,14 @@ struct Spread {
 };
 Spread SpreadOf(std::span<const double> values);  // by Quantile; zeros when empty
 
+// 95 % confidence interval (Wilson's) of a proportion of which `successes` of `trials` were seen; [0, 1] without
+// trials.
+struct Interval {
+  double low = 0.0;
+  double high = 1.0;
+};
+Interval WilsonInterval(int successes, int trials);
+
 // log softmax(logits), with the maximum subtracted first.
 std::vector<double> LogSoftmax(std::span<const float> logits);
 

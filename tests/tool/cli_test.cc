@@ -97,6 +97,7 @@ TEST_F(CliTest, UsageErrors) {
   ExpectOneLineError(Scsa({"calibrate", "-m", "x", "-f", text_}), "--out is required");
   ExpectOneLineError(Scsa({"calibrate", "-m", "x", "-f", text_, "-o", Path("t"), "-c", "100"}), "--context");
   ExpectOneLineError(Bench({"--tolerance", "x"}), "--tolerance");
+  ExpectOneLineError(Bench({"--tolerance", "0.1,2"}), "--tolerance: \"2\" is not a number from");
   ExpectOneLineError(Bench({"--threads", "-1"}), "--threads");
 }
 
@@ -120,6 +121,20 @@ TEST_F(CliTest, BadLists) {
   ExpectOneLineError(Bench({"-c", "3"}), "from 16");
   ExpectOneLineError(Bench({"--arms", "llama,quest"}), "unknown arm \"quest\"");
   ExpectOneLineError(Bench({"--preset", "nonsense"}), "nonsense");
+}
+
+TEST_F(CliTest, EvalFreerunErrors) {
+  const auto freerun = [this](std::vector<std::string> more) {
+    more.insert(more.begin(), {"eval", "freerun", "-m", Path("none.gguf"), "-f", text_});
+    return Scsa(more);
+  };
+  ExpectOneLineError(freerun({}), "model file not found");
+  ExpectOneLineError(freerun({"-c", "500"}), "from 1000");
+  ExpectOneLineError(freerun({"--preset", "nonsense"}), "nonsense");
+  ExpectOneLineError(freerun({"--seeds", "0"}), "--seeds");
+  ExpectOneLineError(freerun({"--csv", "--json", "-"}), "give one of them");
+  ExpectOneLineError(freerun({"--trials", Path("no_folder/t.json")}), "--trials: cannot write");
+  ExpectOneLineError(Scsa({"eval"}), "subcommand");
 }
 
 TEST_F(CliTest, BenchKernelsErrors) {

@@ -34,6 +34,25 @@ TEST(Quantile, EndsAreMinimumAndMaximum) {
   EXPECT_DOUBLE_EQ(Quantile(std::vector<double>{7.0}, 0.99), 7.0);
 }
 
+TEST(WilsonInterval, IsThatOfTheTextbook) {
+  // Newcombe (1998), table I: 81 of 263, 15 of 148, 0 of 20, 1 of 29.
+  const auto expect = [](int successes, int trials, double low, double high) {
+    const Interval interval = WilsonInterval(successes, trials);
+    EXPECT_NEAR(interval.low, low, 5e-5) << successes << " of " << trials;
+    EXPECT_NEAR(interval.high, high, 5e-5) << successes << " of " << trials;
+  };
+  expect(81, 263, 0.2553, 0.3662);
+  expect(15, 148, 0.0624, 0.1605);
+  expect(0, 20, 0.0, 0.1611);
+  expect(1, 29, 0.0061, 0.1718);
+  expect(20, 20, 1.0 - 0.1611, 1.0);
+}
+
+TEST(WilsonInterval, SaysNothingWithoutTrials) {
+  EXPECT_EQ(WilsonInterval(0, 0).low, 0.0);
+  EXPECT_EQ(WilsonInterval(0, 0).high, 1.0);
+}
+
 TEST(SpreadOf, MedianAndDeciles) {
   std::vector<double> values(11);
   for (int i = 0; i <= 10; ++i) values[i] = 30.0 - i;
