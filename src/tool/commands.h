@@ -18,6 +18,7 @@ void AddBenchPrefillCommand(CLI::App& parent);
 void AddBenchQualityCommand(CLI::App& parent);
 void AddBenchScalingCommand(CLI::App& parent);
 void AddEvalFreerunCommand(CLI::App& parent);
+void AddReportCommand(CLI::App& parent);
 // `program`: what followed "--" on the command line. CLI11 never sees it, so its options cannot be taken for ours.
 void AddExecCommand(CLI::App& parent, std::vector<std::string> program);
 

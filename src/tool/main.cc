@@ -56,6 +56,7 @@ int Main(int argc, char** argv) {
   CLI::App* eval = app.add_subcommand("eval", "Judge what a model writes with sparse attention");
   eval->require_subcommand(1);
   scsa::tool::AddEvalFreerunCommand(*eval);
+  scsa::tool::AddReportCommand(app);
   scsa::tool::AddCaptureCommand(app);
   scsa::tool::AddExecCommand(app, std::move(program));
 

@@ -137,6 +137,15 @@ TEST_F(CliTest, EvalFreerunErrors) {
   ExpectOneLineError(Scsa({"eval"}), "subcommand");
 }
 
+TEST_F(CliTest, ReportErrors) {
+  ExpectOneLineError(Scsa({"report", "-o", Path("r.html")}), "FILE");
+  ExpectOneLineError(Scsa({"report", Path("none.json"), "-o", Path("r.html")}), "result file not found");
+  ExpectOneLineError(Scsa({"report", text_, "-o", Path("r.html")}), "is no JSON");
+  std::ofstream(Path("other.json")) << R"([{"arm": "exact"}, 3, null])";
+  ExpectOneLineError(Scsa({"report", Path("other.json"), "-o", Path("r.html")}), "holds no results");
+  EXPECT_FALSE(fs::exists(Path("r.html")));
+}
+
 TEST_F(CliTest, BenchKernelsErrors) {
   const auto kernels = [](std::vector<std::string> more) {
     more.insert(more.begin(), {"bench", "kernels"});

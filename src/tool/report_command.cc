@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "commands.h"
+#include "gnuplot.h"
+#include "output_file.h"
+#include "report_page.h"
+#include "report_plots.h"
+#include "text.h"
+#include "tool_error.h"
+
+namespace scsa::tool {
+namespace {
+
+struct CommandOptions {
+  std::vector<std::string> files;
+  std::string out;
+};
+
+// The records of a file that the page shows.
+std::vector<Record> ReadRecords(const std::string& path) {
+  const Record content = Record::parse(ReadFile(path, "result"), nullptr, false);
+  if (content.is_discarded()) {
+    throw ToolError(fmt::format("{} is no JSON: give what --json of bench decode or eval freerun wrote", path));
+  }
+  std::vector<Record> records;
+  if (content.is_array()) {
+    for (const Record& record : content) {
+      if (IsReportable(record)) records.push_back(record);
+    }
+  }
+  if (records.empty()) {
+    throw ToolError(fmt::format("{} holds no results: give what --json of bench decode or eval freerun wrote", path));
+  }
+  return records;
+}
+
+void Run(const CommandOptions& options) {
+  std::vector<Record> records;
+  for (const std::string& file : options.files) {
+    for (Record& record : ReadRecords(file)) records.push_back(std::move(record));
+  }
+  CheckWritable(options.out, "-o");
+  std::vector<Figure> figures;
+  for (const Plot& plot : PlotsOf(records)) {
+    const std::string name = fmt::format("plot{}", figures.size() + 1);
+    figures.push_back({plot.title, plot.caption, DrawSvg(name, plot.script)});
+  }
+  WriteFileAtomically(options.out, ReportPage(records, figures));
+}
+
+}  // namespace
+
+void AddReportCommand(CLI::App& parent) {
+  auto options = std::make_shared<CommandOptions>();
+  CLI::App* app = parent.add_subcommand("report", "Make one HTML page with tables and plots of measured results");
+  app->add_option("files", options->files, "JSON files of 'scsa bench decode' and 'scsa eval freerun'")
+      ->type_name("FILE")
+      ->required();
+  app->add_option("-o,--out", options->out, "HTML file to write")->type_name("FILE")->required();
+  app->footer(
+      "Examples:\n"
+      "  scsa report decode.json -o report.html\n"
+      "  scsa report decode.json freerun.json -o report.html");
+  app->get_formatter()->column_width(34);
+  app->callback([options] { Run(*options); });
+}
+
+}  // namespace scsa::tool
