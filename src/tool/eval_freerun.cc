@@ -44,6 +44,9 @@ void Run(CommandOptions options) {
   if (options.llama) eval.arms.push_back(Arm::kLlama);
   eval.threads = ThreadsOf(eval.threads);
   options.results.CheckStreams();
+  if (eval.starts == 0 && eval.haystacks == 0) {
+    throw ToolError("--starts 0 and --seeds 0 leave nothing to measure: raise one of them");
+  }
   const std::vector<int> contexts = ParseIntList(options.contexts, "-c", kMinContext, 1 << 24);
   options.results.CheckFile();
   if (!options.trials.empty()) CheckWritable(options.trials, "--trials");
@@ -116,13 +119,14 @@ void AddEvalFreerunCommand(CLI::App& parent) {
       ->type_name("N")
       ->check(CLI::Range(2, 1 << 16).description(""))
       ->capture_default_str();
-  app->add_option("--starts", options->eval.starts, "Continuations per length")
+  app->add_option("--starts", options->eval.starts, "Continuations per length (0: none)")
       ->type_name("N")
-      ->check(CLI::Range(1, 16).description(""))
+      ->check(CLI::Range(0, 40).description(""))
       ->capture_default_str();
-  app->add_option("--seeds", options->eval.haystacks, "Haystacks per length, with other facts in other places")
+  app->add_option("--seeds", options->eval.haystacks,
+                  "Haystacks per length, with other facts in other places (0: none)")
       ->type_name("N")
-      ->check(CLI::Range(1, 64).description(""))
+      ->check(CLI::Range(0, 64).description(""))
       ->capture_default_str();
   app->add_option("--seed", options->eval.seed, "Random numbers of the facts and their places")
       ->type_name("N")

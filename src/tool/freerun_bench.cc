@@ -15,7 +15,7 @@
 namespace scsa::tool {
 namespace {
 
-constexpr int kStartStride = 32;     // tokens from one start to the next
+constexpr int kStartStride = 16;     // tokens from one start to the next
 constexpr int kQuestionTokens = 96;  // at most, with the template's
 constexpr int kAnswerTokens = 24;    // per number that is asked for
 
@@ -106,6 +106,7 @@ class FreerunMeasurement {
                                   tokens.size(), context_));
     }
     const std::span<const llama_token> all(tokens);
+    // What the shortest prompt and the longest one have in common.
     const int saved = context_ - options_.calibrate - (options_.starts - 1) * kStartStride;
     Save(all, saved);
     for (int start = 0; start < options_.starts; ++start) {
@@ -275,7 +276,7 @@ int FreerunOptions::TokensNeeded(int context) const {
 FreerunResult MeasureFreerun(const FreerunOptions& options, const Model& model, std::string_view text, int context,
                              StateStore& states, const PluginClient& plugin, Progress& progress) {
   FreerunMeasurement measurement(options, model, context, states, plugin, progress);
-  measurement.Continue(text);
+  if (options.starts > 0) measurement.Continue(text);
   measurement.Retrieve(text);
   return measurement.Take();
 }

@@ -145,7 +145,9 @@ std::vector<Gate> GatesOf(const FreerunOptions& options, const FreerunResult& re
   const ArmIndices arms = {.dense = *IndexOf(options, Arm::kExact),
                            .scsa = *IndexOf(options, Arm::kScsa),
                            .llama = IndexOf(options, Arm::kLlama)};
-  std::vector<Gate> gates = {LoopGate(result, arms), NllGate(result, arms)};
+  std::vector<Gate> gates;
+  if (!result.continuations.empty()) gates = {LoopGate(result, arms), NllGate(result, arms)};
+  if (result.questions.empty()) return gates;
   KeptCounter all(arms);
   for (const RetrievalTask task : {RetrievalTask::kPasskey, RetrievalTask::kMultiNeedle, RetrievalTask::kVariables}) {
     KeptCounter counter(arms);

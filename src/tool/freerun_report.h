@@ -37,6 +37,7 @@ struct Gate {
 // finds that scsa finds, too, at least 8/9, 0.8 and 0.8.
 // retained: share of all questions answered in full; the figure is the share of those that dense answers in full that
 // scsa does, too, at least 0.95.
+// Without continuations, or without questions, their gates are left out.
 std::vector<Gate> GatesOf(const FreerunOptions& options, const FreerunResult& result);
 
 // The gates of one context length.

@@ -118,6 +118,8 @@ std::vector<llama_token> BuildHaystack(const std::function<std::vector<llama_tok
                     fact_tokens, total));
   }
   const std::size_t text_tokens = total - fact_tokens;
+  // A text without paragraphs has lines.
+  const std::string_view separator = text.find("\n\n") == std::string_view::npos ? "\n" : "\n\n";
   std::vector<llama_token> tokens;
   std::size_t next = 0;
   std::size_t used = 0;  // of the text
@@ -127,8 +129,8 @@ std::vector<llama_token> BuildHaystack(const std::function<std::vector<llama_tok
              static_cast<double>(used) >= needles[next].depth * static_cast<double>(text_tokens);
     };
     for (; due(); ++next) tokens.insert(tokens.end(), facts[next].begin(), facts[next].end());
-    const std::size_t gap = text.find("\n\n", begin);
-    const std::size_t end = gap == std::string_view::npos ? text.size() : gap + 2;
+    const std::size_t gap = text.find(separator, begin);
+    const std::size_t end = gap == std::string_view::npos ? text.size() : gap + separator.size();
     std::vector<llama_token> paragraph = tokenize(text.substr(begin, end - begin));
     paragraph.resize(std::min(paragraph.size(), text_tokens - used));
     tokens.insert(tokens.end(), paragraph.begin(), paragraph.end());

@@ -43,8 +43,9 @@ struct RetrievalSet {
 // on the arguments alone.
 RetrievalSet MakeRetrievalSet(std::uint64_t seed, int haystack);
 
-// Puts the needles between the paragraphs of `text`, each as a paragraph of its own, and cuts the text so that there
-// are exactly `length` tokens. ToolError when the needles do not fit, or the text is too short.
+// Puts the needles between the paragraphs of `text` (its lines where no line is blank), each as a paragraph of its own,
+// and cuts the text so that there are exactly `length` tokens. ToolError when the needles do not fit, or the text is
+// too short.
 std::vector<llama_token> BuildHaystack(const std::function<std::vector<llama_token>(std::string_view)>& tokenize,
                                        std::string_view text, std::span<const Needle> needles, int length);
 

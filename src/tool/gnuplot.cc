@@ -70,7 +70,7 @@ std::string DrawSvg(std::string_view name, std::string_view script) {
   const fs::path output = folder.path() / "plot.svg";
   const fs::path log = folder.path() / "log";
   WriteFileAtomically(input,
-                      fmt::format("set terminal svg size 520,340 dynamic font 'sans-serif,13' name '{}' noenhanced\n"
+                      fmt::format("set terminal svg size 520,340 dynamic font 'sans-serif,15' name '{}' noenhanced\n"
                                   "set output '{}'\n{}",
                                   name, output.string(), script));
   const int status = RunGnuplot(input, log);

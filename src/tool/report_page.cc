@@ -4,8 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
-#include <optional>
+#include <map>
 #include <set>
 
 #include "report_plots.h"
@@ -83,26 +82,24 @@ Row GateRow(const Record& record) {
   const char* figure = nll ? "{:+.3f}" : gate == "loops" ? "{:+.1f} pp" : "{:.1f} %";
   const std::string verdict = TextIn(record, "verdict");
   const std::string low = Value(record, "figure_low", figure, factor);
-  return {{TextIn(record, "model"), ""},
+  return {{gate, ""},
           {Value(record, "context", "{:.0f}"), ""},
           {fmt::format("{} {}", TextIn(record, "preset"), Value(record, "tolerance", "{}")), ""},
-          {gate, ""},
+          verdict == "pass"   ? Cell{"PASS", "pass"}
+          : verdict == "fail" ? Cell{"FAIL", "fail"}
+                              : Cell{"dense fails: no verdict", "none"},
           {Value(record, "trials", "{:.0f}"), ""},
           {Value(record, "dense", value, factor), ""},
           {Value(record, "scsa", value, factor), ""},
           {Value(record, "figure", figure, factor), ""},
           {low == "-" ? "-" : fmt::format("{} to {}", low, Value(record, "figure_high", figure, factor)), ""},
-          {fmt::format("{} {}", TextIn(record, "limit_kind"), Value(record, "limit", figure, factor)), ""},
-          verdict == "pass"   ? Cell{"PASS", "pass"}
-          : verdict == "fail" ? Cell{"FAIL", "fail"}
-                              : Cell{"dense fails: no verdict", "none"}};
+          {fmt::format("{} {}", TextIn(record, "limit_kind"), Value(record, "limit", figure, factor)), ""}};
 }
 
 Row DecodeRow(const Record& record) {
   const bool sparse = TextIn(record, "arm") == "scsa";
-  return {{TextIn(record, "model"), ""},
+  return {{ArmLabel(record), ""},
           {Value(record, "context", "{:.0f}"), ""},
-          {ArmLabel(record), ""},
           {Value(record, "tok_s", "{:.1f}"), ""},
           {Value(record, "ms_median", "{:.1f}"), ""},
           {Value(record, "ms_p99", "{:.1f}"), ""},
@@ -116,12 +113,18 @@ Row DecodeRow(const Record& record) {
           {sparse ? Value(record, "plan_bytes", "{:.1f}", 1e-6) : "-", ""}};
 }
 
-std::vector<Row> Rows(std::span<const Record> records, bool (*wanted)(const Record&), Row (*row)(const Record&)) {
-  std::vector<Row> rows;
+// A table for each model, below `title`; nothing where there are no such records.
+std::string Tables(std::span<const Record> records, const std::string& title, bool (*wanted)(const Record&),
+                   Row (*row)(const Record&), const std::vector<std::string>& header) {
+  std::map<std::string, std::vector<Row>> models;
   for (const Record& record : records) {
-    if (wanted(record)) rows.push_back(row(record));
+    if (wanted(record)) models[TextIn(record, "model")].push_back(row(record));
   }
-  return rows;
+  std::string html;
+  for (const auto& [model, rows] : models) {
+    html += fmt::format("<h2>{}: {}</h2>\n{}", HtmlText(title), HtmlText(model), Table(header, rows));
+  }
+  return html;
 }
 
 }  // namespace
@@ -157,18 +160,11 @@ std::string ReportPage(std::span<const Record> records, std::span<const Figure> 
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<link rel=\"icon\" href=\"data:,\">\n"
       "<title>SCSA report</title>\n<style>{}</style>\n</head>\n<body>\n<h1>SCSA report</h1>\n{}",
       kStyle, WhereLines(records));
-  if (const auto rows = Rows(records, IsGate, GateRow); !rows.empty()) {
-    html += "<h2>Free-running gates</h2>\n";
-    html +=
-        Table({"model", "context", "operator", "gate", "trials", "dense", "scsa", "figure", "95 %", "limit", "verdict"},
-              rows);
-  }
-  if (const auto rows = Rows(records, IsDecode, DecodeRow); !rows.empty()) {
-    html += "<h2>Decoding</h2>\n";
-    html += Table({"model", "context", "arm", "tok/s", "median ms", "p99 ms", "vs llama", "rows read", "agreement",
-                   "KL", "attn error", "audit median", "plan build ms", "plan MB"},
-                  rows);
-  }
+  html += Tables(records, "Free-running gates", IsGate, GateRow,
+                 {"gate", "context", "operator", "verdict", "trials", "dense", "scsa", "figure", "95 %", "limit"});
+  html += Tables(records, "Decoding", IsDecode, DecodeRow,
+                 {"arm", "context", "tok/s", "median ms", "p99 ms", "vs llama", "rows read", "agreement", "KL",
+                  "attn error", "audit median", "plan build ms", "plan MB"});
   if (!figures.empty()) html += "<h2>Figures</h2>\n<div class=\"figures\">\n";
   for (const Figure& figure : figures) {
     html += fmt::format("<figure><h3>{}</h3>{}<figcaption>{}</figcaption></figure>\n", HtmlText(figure.title),

@@ -21,7 +21,7 @@ constexpr std::array kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                                  "#56b4e9", "#e69f00", "#000000", "#7f7f7f"};
 constexpr const char* kStyle =
     "set border 3 lc rgb '#555555'\nset tics nomirror textcolor rgb '#333333'\nset grid lc rgb '#dddddd' lw 1\n"
-    "set key outside top horizontal width -1 samplen 2\n";
+    "set key outside top horizontal width -1 samplen 2 font ',12'\n";
 
 using Points = std::vector<std::pair<double, double>>;
 
@@ -113,10 +113,11 @@ void AddOverTolerance(std::span<const Record> records, std::vector<Plot>& plots)
     plots.push_back(
         {fmt::format("Speed and agreement over tolerance: {}", where),
          "Agreement: share of steps whose most likely token is that of exact attention.",
-         CurvesScript(Axes("tolerance", "agreement, %") +
-                          "set logscale x\nset ytics nomirror\nset y2tics\nset y2label 'tokens per second'\n"
-                          "set y2range [0:*]\nset yrange [*:100]\n",
-                      {agreement, speed})});
+         CurvesScript(
+             Axes("tolerance", "agreement, %") +
+                 "set logscale x\nset autoscale xfix\nset ytics nomirror\nset y2tics\nset y2label 'tokens per second'\n"
+                 "set y2range [0:*]\nset yrange [*:100]\n",
+             {agreement, speed})});
     std::vector<Series> errors = {curve("attention error, mean", "attn_err_mean", 1.0, false),
                                   curve("KL divergence, nats", "kl_mean", 1.0, false)};
     for (const Record& record : records) {  // dense llama.cpp's own KL, for comparison
@@ -133,25 +134,30 @@ void AddOverTolerance(std::span<const Record> records, std::vector<Plot>& plots)
     for (Series& series : errors) std::erase_if(series.points, [](const auto& point) { return point.second <= 0.0; });
     std::erase_if(errors, [](const Series& series) { return series.points.empty(); });
     if (errors.empty()) continue;
-    plots.push_back({fmt::format("Error over tolerance: {}", where),
-                     "Attention error: relative L2 error of a query head's output against double precision. KL: of the "
-                     "next token's distribution from that of exact attention.",
-                     CurvesScript(Axes("tolerance", "error") + "set logscale xy\nset format y '%.0e'\n", errors)});
+    plots.push_back(
+        {fmt::format("Error over tolerance: {}", where),
+         "Attention error: relative L2 error of a query head's output against double precision. KL: of the "
+         "next token's distribution from that of exact attention.",
+         CurvesScript(Axes("tolerance", "error") + "set logscale xy\nset autoscale xfix\nset format y '%.0e'\n",
+                      errors)});
   }
 }
 
-// The sparse records of the longest context, one per model and preset: the first tolerance of a run.
-std::vector<const Record*> LongestSparse(std::span<const Record> records, const char* field) {
-  std::map<std::pair<std::string, std::string>, const Record*> longest;
+// The sparse records that hold `field`, an array, with the largest `measure`: one per model and preset, of equals the
+// first.
+std::vector<const Record*> LargestSparse(std::span<const Record> records, const char* field, const char* measure) {
+  std::map<std::pair<std::string, std::string>, const Record*> largest;
   for (const Record& record : records) {
-    const auto context = NumberIn(record, "context");
+    const auto size = NumberIn(record, measure);
     const auto value = record.find(field);
-    if (!IsDecode(record) || !context || value == record.end() || !value->is_array() || value->empty()) continue;
-    const Record*& best = longest[{TextIn(record, "model"), TextIn(record, "preset")}];
-    if (best == nullptr || *NumberIn(*best, "context") < *context) best = &record;
+    if (!IsDecode(record) || !size || !NumberIn(record, "context") || value == record.end() || !value->is_array() ||
+        value->empty())
+      continue;
+    const Record*& best = largest[{TextIn(record, "model"), TextIn(record, "preset")}];
+    if (best == nullptr || *NumberIn(*best, measure) < *size) best = &record;
   }
   std::vector<const Record*> found;
-  for (const auto& [key, record] : longest) found.push_back(record);
+  for (const auto& [key, record] : largest) found.push_back(record);
   return found;
 }
 
@@ -161,7 +167,7 @@ std::string WhereText(const Record& record) {
 
 void AddHeatMaps(std::span<const Record> records, const char* field, double factor, const std::string& title,
                  const std::string& unit, std::vector<Plot>& plots) {
-  for (const Record* record : LongestSparse(records, field)) {
+  for (const Record* record : LargestSparse(records, field, "context")) {
     std::string data = "$d0 << EOD\n";
     bool any = false;
     const Record& layers = (*record)[field];
@@ -185,24 +191,25 @@ void AddHeatMaps(std::span<const Record> records, const char* field, double fact
 }
 
 void AddAudit(std::span<const Record> records, std::vector<Plot>& plots) {
-  for (const Record* record : LongestSparse(records, "audit_windows")) {
+  for (const Record* record : LargestSparse(records, "audit_windows", "steps")) {
     std::string band;
     Points median, p90, p99;
     for (const Record& window : (*record)["audit_windows"]) {
       const auto end = NumberIn(window, "end");
       if (!end) continue;
       const auto add = [&](const char* field, Points& points) {
-        if (const auto value = NumberIn(window, field)) points.emplace_back(*end, *value);
+        const auto value = NumberIn(window, field);
+        if (value && *value > 0.0) points.emplace_back(*end, *value);  // a logarithmic axis has no place for 0
       };
       add("median", median);
       add("p90", p90);
       add("p99", p99);
       const auto low = NumberIn(window, "median_low");
       const auto high = NumberIn(window, "median_high");
-      if (low && high) band += fmt::format("{} {:.6g} {:.6g}\n", *end, *low, *high);
+      if (low && high && *low > 0.0) band += fmt::format("{} {:.6g} {:.6g}\n", *end, *low, *high);
     }
     if (median.size() < 2) continue;
-    std::string script = kStyle + Axes("timed step", "attention error") + "set yrange [0:*]\n";
+    std::string script = kStyle + Axes("timed step", "attention error") + "set logscale y\nset format y '%.0e'\n";
     script += fmt::format("$band << EOD\n{}EOD\n", band);
     std::string plot = "plot ";
     if (!band.empty()) {

@@ -20,7 +20,7 @@ struct Plot {
 
 // Of records that may come from several runs; fields that are missing or of another type leave their plot out. Speed
 // and step time over context; per model and preset, agreement and error over tolerance where there are several; rows
-// and bytes per layer and KV head, and the audit over time, of the longest context.
+// and bytes per layer and KV head of the longest context; the audit over time of the longest run.
 std::vector<Plot> PlotsOf(std::span<const Record> records);
 
 // A field as a number, or as text ("" where there is none).

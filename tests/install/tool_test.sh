@@ -56,6 +56,7 @@ complete_words() {
 }
 complete_words 'bench' scsa be
 complete_words 'decode kernels prefill quality scaling' scsa bench ''
+complete_words 'freerun' scsa eval ''
 complete_words '--help -h' scsa bench -
 complete_words '--preset' scsa run --pre
 complete_words 'fast seed' scsa run --preset ''

@@ -131,14 +131,15 @@ TEST_F(CliTest, EvalFreerunErrors) {
   ExpectOneLineError(freerun({}), "model file not found");
   ExpectOneLineError(freerun({"-c", "500"}), "from 1000");
   ExpectOneLineError(freerun({"--preset", "nonsense"}), "nonsense");
-  ExpectOneLineError(freerun({"--seeds", "0"}), "--seeds");
+  ExpectOneLineError(freerun({"--seeds", "-1"}), "--seeds");
+  ExpectOneLineError(freerun({"--seeds", "0", "--starts", "0"}), "leave nothing to measure");
   ExpectOneLineError(freerun({"--csv", "--json", "-"}), "give one of them");
   ExpectOneLineError(freerun({"--trials", Path("no_folder/t.json")}), "--trials: cannot write");
   ExpectOneLineError(Scsa({"eval"}), "subcommand");
 }
 
 TEST_F(CliTest, ReportErrors) {
-  ExpectOneLineError(Scsa({"report", "-o", Path("r.html")}), "FILE");
+  ExpectOneLineError(Scsa({"report", "-o", Path("r.html")}), "files is required");
   ExpectOneLineError(Scsa({"report", Path("none.json"), "-o", Path("r.html")}), "result file not found");
   ExpectOneLineError(Scsa({"report", text_, "-o", Path("r.html")}), "is no JSON");
   std::ofstream(Path("other.json")) << R"([{"arm": "exact"}, 3, null])";

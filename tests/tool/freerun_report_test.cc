@@ -86,6 +86,18 @@ TEST(GatesOf, OnlyWhatDenseFindsMustBeKept) {
   EXPECT_EQ(VerdictText(gates), "3 gates pass, 2 fail, 1 without a verdict");
 }
 
+TEST(GatesOf, LeavesOutWhatWasNotMeasured) {
+  FreerunResult result = Result(0, 0, 0.0);
+  EXPECT_EQ(GatesOf({}, result).size(), 2u);
+  Ask(result, RetrievalTask::kPasskey, {true}, {true});
+  Ask(result, RetrievalTask::kMultiNeedle, {true}, {true});
+  Ask(result, RetrievalTask::kVariables, {true}, {true});
+  result.continuations.clear();
+  const std::vector<Gate> gates = GatesOf({}, result);
+  ASSERT_EQ(gates.size(), 4u);
+  EXPECT_EQ(gates[0].name, "passkey");
+}
+
 TEST(GateTable, SaysWhereDenseFails) {
   FreerunResult result = Result(0, 0, 0.01);
   Ask(result, RetrievalTask::kPasskey, {true}, {true});

@@ -90,6 +90,9 @@ TEST(BuildHaystack, PutsNeedlesBetweenParagraphsAndCutsToLength) {
   EXPECT_EQ(haystack.rfind("FIRST\n\nparagraph\n\n", 0), 0u);
   // 100 tokens of text: the first paragraph that begins at or after the 50th is the sixth.
   EXPECT_EQ(haystack.find("MIDDLE\n\n"), 7u + 5 * 11);
+  const std::vector<Needle> needle = {{0.5, "NEEDLE"}};
+  EXPECT_EQ(Text(BuildHaystack(Characters, "line one\nline two\nline three\n", needle, 26)),
+            "line one\nNEEDLE\n\nline two\n");
   EXPECT_EQ(Text(BuildHaystack(Characters, text, {}, 12)), "paragraph\n\np");
 }
 

@@ -167,6 +167,71 @@ TEST_F(ModelTest, BenchDecodeMeasuresEveryArmAndReusesItsStates) {
   EXPECT_NE(OneError(Scsa(again)).find("is damaged: delete it"), std::string::npos);
 }
 
+TEST_F(ModelTest, BenchDecodeMeasuresSeveralTolerancesAndReportDrawsThem) {
+  const CommandResult run = Scsa(
+      {"bench",   "decode",      "-m",     SCSA_TEST_MODEL, "-f",   Path("text.txt"), "-c", "600",         "-n",
+       "40",      "--calibrate", "8",      "--arms",        "scsa", "--crossover",    "0",  "--tolerance", "0.01,0.3",
+       "--audit", "1",           "--json", Path("r.json")});
+  ASSERT_EQ(run.status, 0) << run.err;
+  std::ifstream file(Path("r.json"));
+  const json array = json::parse(file);
+  ASSERT_EQ(array.size(), 2u);
+  EXPECT_EQ(array[0]["tolerance"], 0.01);
+  EXPECT_EQ(array[1]["tolerance"], 0.3);
+  EXPECT_GT(array[0]["rows_read"].get<double>(), array[1]["rows_read"].get<double>());
+  EXPECT_LT(array[0]["attn_err_mean"].get<double>(), array[1]["attn_err_mean"].get<double>());
+  EXPECT_LT(array[0]["audit_err_median"].get<double>(), array[1]["audit_err_median"].get<double>());
+  for (const json& object : array) {
+    SCOPED_TRACE(object["tolerance"].dump());
+    // 30 layers of 3 KV heads. All heads see the same rows, so that their mean is the share of all.
+    ASSERT_EQ(object["head_rows_read"].size(), 30u);
+    double rows = 0.0, bytes = 0.0;
+    for (int layer = 0; layer < 30; ++layer) {
+      ASSERT_EQ(object["head_rows_read"][layer].size(), 3u);
+      for (int head = 0; head < 3; ++head) {
+        rows += object["head_rows_read"][layer][head].get<double>() / 90;
+        bytes += object["head_bytes_read"][layer][head].get<double>();
+      }
+    }
+    EXPECT_NEAR(rows, object["rows_read"].get<double>(), 1e-3);
+    EXPECT_NEAR(bytes, object["bytes_read"].get<double>(), 1.0);
+    // Everything is audited: 9 query heads in each layer and step.
+    ASSERT_EQ(object["audit_windows"].size(), 2u);
+    EXPECT_EQ(object["audit_windows"][0]["outputs"], 32 * 30 * 9);
+    EXPECT_EQ(object["audit_windows"][1]["outputs"], 8 * 30 * 9);
+    EXPECT_EQ(object["audit_windows"][1]["end"], 40);
+  }
+  const CommandResult report = Scsa({"report", Path("r.json"), "-o", Path("r.html")});
+  if (report.err.find("gnuplot") != std::string::npos) GTEST_SKIP() << report.err;
+  ASSERT_EQ(report.status, 0) << report.err;
+  EXPECT_GT(fs::file_size(Path("r.html")), 20000u);
+}
+
+TEST_F(ModelTest, EvalFreerunJudgesWhatIsWritten) {
+  WriteText("long.txt", 60);
+  const CommandResult result =
+      Scsa({"eval",   "freerun",      "-m",       SCSA_TEST_MODEL, "-f",          Path("long.txt"), "-c",
+            "1000",   "-n",           "40",       "--starts",      "1",           "--seeds",        "1",
+            "--json", Path("f.json"), "--trials", Path("t.json"),  "--tolerance", "0.001"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_NE(result.out.find("retained"), std::string::npos) << result.out;
+  std::ifstream file(Path("f.json"));
+  const json gates = json::parse(file);
+  ASSERT_EQ(gates.size(), 6u);
+  EXPECT_GT(gates[0]["rows_read"].get<double>(), 0.0);
+  EXPECT_LT(gates[0]["rows_read"].get<double>(), 1.0);
+  std::ifstream trial_file(Path("t.json"));
+  const json trials = json::parse(trial_file);
+  ASSERT_EQ(trials.size(), 2u + 2 * 5);
+  // A text of the model's own making is likely to it, and less so where the choice was another's.
+  EXPECT_GT(trials[0]["nll"].get<double>(), 0.0);
+  EXPECT_LT(trials[0]["nll"].get<double>(), 3.0);
+  EXPECT_EQ(trials[2]["question"], trials[3]["question"]);
+  EXPECT_EQ(trials[2]["arm"], "exact");
+  EXPECT_EQ(trials[3]["arm"], "scsa");
+}
+
 TEST_F(ModelTest, BenchDecodeRefusesWhatDoesNotFit) {
   const std::vector<std::string> base = {"bench", "decode", "-m", SCSA_TEST_MODEL, "-f", Path("text.txt"), "-c"};
   std::vector<std::string> command = base;

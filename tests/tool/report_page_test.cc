@@ -23,6 +23,7 @@ Record Sparse(double context, double tolerance) {
   return {{"model", "some<model>"},
           {"context", context},
           {"arm", "scsa"},
+          {"steps", 64},
           {"preset", "fast"},
           {"tolerance", tolerance},
           {"tok_s", 80.0 + 100.0 * tolerance},
