@@ -61,3 +61,7 @@ GEMMA_WHEELS=(
 # The long text of the demo: Perl's manual pages in this order.
 TEXT_PACKAGE=perl-doc
 TEXT_PODS=(perlop perlfunc perlre perlsub perlipc)
+
+# What builds and tests the Python package; from typing-extensions on: what llama-cpp-python's Python code imports.
+PYTHON_PACKAGES=(scikit-build-core==1.1.2 nanobind==3.1.0 numpy==2.4.6 pytest==9.2.0 typing-extensions==4.16.0
+  diskcache==5.6.3 jinja2==3.1.6)
