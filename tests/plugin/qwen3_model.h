@@ -6,6 +6,10 @@
 #include <ggml.h>
 #include <gguf.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -23,7 +27,37 @@ struct Qwen3Size {
   int head_dim = 128;
   float token_sigma = 0.02f;  // of the embeddings, which are the output matrix as well
   int vocab = 0;              // tokens without text; 0: the vocabulary of another model's file
+  bool words = false;  // gives those tokens text: kFirstWord specials and bytes that are never chosen, then words
 };
+
+inline constexpr int kFirstWord = 3 + 256;
+
+// A SentencePiece vocabulary of unknown, begin, end, every byte, and words for the other tokens.
+inline void SetWords(gguf_context* file, int vocab) {
+  enum Type : std::int32_t { kNormal = 1, kUnknown = 2, kControl = 3, kByte = 6 };
+  std::vector<std::string> texts = {"<unk>", "<s>", "</s>"};
+  std::vector<std::int32_t> types = {kUnknown, kControl, kControl};
+  for (int byte = 0; byte < 256; ++byte) {
+    char text[8];
+    std::snprintf(text, sizeof(text), "<0x%02X>", static_cast<unsigned>(byte));
+    texts.emplace_back(text);
+    types.push_back(kByte);
+  }
+  for (int i = kFirstWord; i < vocab; ++i) {
+    texts.push_back(" w" + std::to_string(i));
+    types.push_back(kNormal);
+  }
+  std::vector<const char*> pointers;
+  for (const std::string& text : texts) pointers.push_back(text.c_str());
+  const std::vector<float> scores(texts.size(), 0.0f);
+  gguf_set_val_str(file, "tokenizer.ggml.model", "llama");
+  gguf_set_arr_str(file, "tokenizer.ggml.tokens", pointers.data(), pointers.size());
+  gguf_set_arr_data(file, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores.data(), scores.size());
+  gguf_set_arr_data(file, "tokenizer.ggml.token_type", GGUF_TYPE_INT32, types.data(), types.size());
+  gguf_set_val_u32(file, "tokenizer.ggml.bos_token_id", 1);
+  gguf_set_val_u32(file, "tokenizer.ggml.eos_token_id", 2);
+  gguf_set_val_bool(file, "tokenizer.ggml.add_bos_token", false);
+}
 
 inline void WriteQwen3(const std::string& path, const Qwen3Size& size, const std::string& vocabulary_file = {}) {
   const int n_embd = size.embd;
@@ -39,6 +73,8 @@ inline void WriteQwen3(const std::string& path, const Qwen3Size& size, const std
     gguf_set_kv(file, source);
     n_vocab = static_cast<std::int64_t>(gguf_get_arr_n(source, gguf_find_key(source, "tokenizer.ggml.tokens")));
     gguf_free(source);
+  } else if (size.words) {
+    SetWords(file, size.vocab);
   } else {
     gguf_set_val_str(file, "tokenizer.ggml.model", "no_vocab");
     gguf_set_val_u32(file, "qwen3.vocab_size", static_cast<std::uint32_t>(n_vocab));
@@ -65,6 +101,11 @@ inline void WriteQwen3(const std::string& path, const Qwen3Size& size, const std
     gguf_add_tensor(file, t);
   };
   add("token_embd.weight", n_embd, n_vocab, 0.0f, size.token_sigma);
+  if (size.words) {
+    // The embeddings are the output matrix: logits of 0, which the best word exceeds.
+    auto* embeddings = static_cast<float*>(ggml_get_tensor(c, "token_embd.weight")->data);
+    std::fill(embeddings, embeddings + std::ptrdiff_t{kFirstWord} * n_embd, 0.0f);
+  }
   add("output_norm.weight", n_embd, 0, 1.0f, 0.1f);
   for (int i = 0; i < size.layers; ++i) {
     const std::string blk = std::string("blk.").append(std::to_string(i)).append(".");
