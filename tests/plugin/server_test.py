@@ -255,7 +255,7 @@ def conversation(server):
     for slot in range(SLOTS):
         server.slot(slot, "erase")
     full = server.slot_context() - 30
-    add("a context shift", words(60, full), 60 + full // 2, 0, fresh=False, n_keep=64, n_discard=full // 2)
+    add("a context shift", words(60, full), 140, 0, fresh=False, n_keep=64, n_discard=64)
     add("after a shift", SYSTEM + words(61, 33), 24, 0)
     return requests
 
