@@ -102,7 +102,7 @@ std::vector<Case> Cases() {
   for (ggml_type type : kTypes) {
     for (const auto& s : kShapes) cases.push_back({s[0], s[1], s[2], type, type, 1, 1, true, false, 0.0f});
   }
-  for (int n_q : {2, 5, 16}) {
+  for (int n_q : {2, 5, 16, 70}) {
     for (ggml_type type : kTypes) cases.push_back({9, 3, 64, type, type, n_q, 1, true, false, 0.0f});
   }
   const ggml_type f16 = GGML_TYPE_F16;
@@ -156,10 +156,10 @@ TEST_F(Claim, LeavesShortCaches) {
   EXPECT_TRUE(Taken(kPlain, *cache, 512));
 }
 
-TEST_F(Claim, LeavesPrefill) {
+TEST_F(Claim, TakesPrompts) {
   Case c = kPlain;
-  c.n_q = 17;
-  EXPECT_FALSE(Taken(c, *FilledCache(c), 768));
+  c.n_q = 512;
+  EXPECT_TRUE(Taken(c, *FilledCache(c), 768));
 }
 
 TEST_F(Claim, LeavesPositionBiases) { EXPECT_FALSE(Taken(kPlain, *FilledCache(kPlain), 768, 8.0f)); }
