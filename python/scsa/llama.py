@@ -34,6 +34,8 @@ _STATS_FIELDS = (
     "recalibrated_heads",
     "audit_failures",
     "audit_ns",
+    "prompt_rows",
+    "prompt_ns",
 )
 
 
