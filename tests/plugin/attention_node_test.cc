@@ -90,7 +90,8 @@ TEST_P(AttentionNode, IsExact) {
   // With q8_0 keys a kernel may quantise the query too, as ggml does.
   EXPECT_LT(our_error, c.k_type == GGML_TYPE_Q8_0 ? 1e-2 : 1e-4);
   EXPECT_LT(ggml_error, 5e-2);
-  if (c.v_type == GGML_TYPE_F16) {
+  // ggml adds values of f16 up in f16, but not where 64 query rows or more make tiles.
+  if (c.v_type == GGML_TYPE_F16 && c.n_q < 64) {
     EXPECT_LT(our_error, ggml_error);
   }
 }
