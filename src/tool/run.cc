@@ -237,6 +237,7 @@ void Run(CommandOptions options) {
 
   Figures figures;
   Prefill(context, prompt, figures);
+  plugin.ResetAudit();  // the answer's error, not that of the prompt's rows
   const std::string answer = Generate(options, model, plugin, context, figures);
   if (options.json) {
     fmt::print("{}", FiguresJson(options, model, figures, threads, answer));

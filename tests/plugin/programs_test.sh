@@ -146,7 +146,8 @@ PY
       SCSA_TAUS=$file GGML_BACKEND_PATH=$plugin SCSA_STATS=1 SCSA_CROSSOVER=0 SCSA_CALIBRATE=2 "$bin/llama-bench" \
         -m "$model" -p 0 -n 4 -d 600 -r 1 -t 2 -fa 1 >"$work/out" 2>"$work/err" || fail "llama-bench failed"
       [ "$(grep -c '^scsa: SCSA_TAUS: .*; calibrating instead$' "$work/err")" = 1 ] || fail "no line about $file"
-      expect err 'sparse [1-9][0-9]*, exact 0, calibration [1-9]'
+      expect err 'sparse [1-9][0-9]*, exact [1-9][0-9]*, calibration 0,'
+      expect err 'prompts: .* [1-9][0-9]* rows calibrated on'
     done
     ;;
   modes)

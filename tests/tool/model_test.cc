@@ -340,7 +340,7 @@ TEST_F(ModelTest, RunStreamsAnAnswerAndOneLineOfFigures) {
   ASSERT_EQ(result.status, 0) << result.err;
   EXPECT_GT(result.out.size(), 1u);
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
-  for (const char* part : {"tok/s", "rows read ", "measured error ", "plan build ", "calibration 4 steps of "}) {
+  for (const char* part : {"tok/s", "rows read ", "measured error ", "plan build ", "4 prompt rows calibrated on"}) {
     EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
   }
 
