@@ -6,6 +6,7 @@
 #include <map>
 #include <new>
 
+#include "core/coverage.h"
 #include "plugin/audit_log.h"
 #include "plugin/reads_log.h"
 #include "plugin/stats.h"
@@ -211,9 +212,7 @@ Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uin
 Status CachedLayer::Prefill(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
                             Workspace& workspace) {
   const std::size_t words = Words(node.n_kv);
-  const std::span last(visible + static_cast<std::size_t>(node.n_q - 1) * words, words);
-  std::uint64_t n_visible = 0;
-  for (std::uint64_t word : last) n_visible += static_cast<std::uint64_t>(std::popcount(word));
+  const std::uint64_t n_visible = CountVisible(visible + static_cast<std::size_t>(node.n_q - 1) * words, 0, node.n_kv);
   // Thresholds serve other lengths too, but not any.
   if (calibrate_ > 0 && calibrated_ && !layer_->calibrating() && n_visible >= kCalibrateAgainAt * calibrated_at_) {
     if (const Status status = layer_->StartCalibration(*tolerance_); !status.ok()) return status;

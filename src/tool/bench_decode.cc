@@ -121,13 +121,9 @@ void AddBenchDecodeCommand(CLI::App& parent) {
   auto options = std::make_shared<CommandOptions>();
   CLI::App* app = parent.add_subcommand(
       "decode", "Decode the same tokens of a text through several kinds of attention, and compare speed and quality");
-  app->add_option("-m,--model", options->model, "GGUF model")->type_name("FILE")->required();
-  app->add_option("-f,--file", options->text, "Text: the prompt and the tokens that follow it")
-      ->type_name("FILE")
-      ->required();
-  app->add_option("-c,--contexts", options->contexts, "Prompt lengths in tokens, separated by commas")
-      ->type_name("LIST")
-      ->capture_default_str();
+  AddModelOption(*app, &options->model);
+  AddTextOption(*app, &options->text);
+  AddContextsOption(*app, &options->contexts);
   app->add_option("-n,--steps", options->bench.steps, "Timed decode steps")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 20).description(""))
@@ -158,10 +154,9 @@ void AddBenchDecodeCommand(CLI::App& parent) {
       ->type_name("X")
       ->check(CLI::Range(0.0, 1.0).description(""));
   AddThreadsOption(*app, &options->bench.threads);
-  app->add_option("--state-dir", options->state_dir, "Folder that keeps prefilled states for the next run")
-      ->type_name("FOLDER");
+  AddStateDirOption(*app, &options->state_dir);
   options->results.AddTo(*app);
-  app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");
+  AddVerboseFlag(*app, &options->verbose);
   app->footer(
       "Examples:\n"
       "  scsa bench decode -m model.gguf -f book.txt -c 1000,4000,8000 --state-dir states\n"

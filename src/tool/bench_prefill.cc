@@ -49,7 +49,7 @@ std::vector<Record> RecordsOf(const CommandOptions& options, const Model& model,
     Record object;
     object["model"] = model.name();
     object["context"] = result.context;
-    object["arm"] = PrefillArmName(result.arm);
+    object["arm"] = ArmName(result.arm);
     object["ttft_s"] = result.ttft_s;
     object["tok_s"] = result.context / result.ttft_s;
     object["speedup_vs_llama"] = result.speedup;
@@ -73,7 +73,7 @@ std::string Table(std::span<const PrefillResult> results) {
   std::vector<std::vector<std::string>> lines = {{"tokens", "arm", "first token s", "tok/s", "vs llama", "attention s",
                                                   "ready s", "first step ms", "step ms", "KL after prompt"}};
   for (const PrefillResult& result : results) {
-    lines.push_back({fmt::format("{}", result.context), std::string(PrefillArmName(result.arm)),
+    lines.push_back({fmt::format("{}", result.context), std::string(ArmName(result.arm)),
                      fmt::format("{:.2f}", result.ttft_s), fmt::format("{:.0f}", result.context / result.ttft_s),
                      fmt::format("{:.2f} x", result.speedup), fmt::format("{:.2f}", result.attention_s),
                      fmt::format("{:.2f}", result.ready_s), fmt::format("{:.1f}", result.first_step_ms),
@@ -115,13 +115,9 @@ void AddBenchPrefillCommand(CLI::App& parent) {
   auto options = std::make_shared<CommandOptions>();
   CLI::App* app = parent.add_subcommand(
       "prefill", "Read the same prompt with llama.cpp's attention and with ours: time to the first token");
-  app->add_option("-m,--model", options->model, "GGUF model")->type_name("FILE")->required();
-  app->add_option("-f,--file", options->text, "Text: the prompt and the tokens that follow it")
-      ->type_name("FILE")
-      ->required();
-  app->add_option("-c,--contexts", options->contexts, "Prompt lengths in tokens, separated by commas")
-      ->type_name("LIST")
-      ->capture_default_str();
+  AddModelOption(*app, &options->model);
+  AddTextOption(*app, &options->text);
+  AddContextsOption(*app, &options->contexts);
   app->add_option("-n,--steps", options->bench.steps, "Tokens decoded after each prompt")
       ->type_name("N")
       ->check(CLI::Range(2, 1 << 16).description(""))
@@ -136,7 +132,7 @@ void AddBenchPrefillCommand(CLI::App& parent) {
   options->bench.threads = 0;
   AddThreadsOption(*app, &options->bench.threads);
   options->results.AddTo(*app);
-  app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");
+  AddVerboseFlag(*app, &options->verbose);
   app->footer(
       "Examples:\n"
       "  scsa bench prefill -m model.gguf -f report.txt -c 1000,8000\n"

@@ -170,7 +170,7 @@ void AddCalibrateCommand(CLI::App& parent) {
   auto options = std::make_shared<CommandOptions>();
   CLI::App* app =
       parent.add_subcommand("calibrate", "Calibrate a model's thresholds on a text and write them to a file");
-  app->add_option("-m,--model", options->model, "GGUF model")->type_name("FILE")->required();
+  AddModelOption(*app, &options->model);
   app->add_option("-f,--file", options->text, "Text (-, or left out: standard input)")->type_name("FILE");
   app->add_option("-o,--out", options->out, "File to write")->type_name("FILE")->required();
   app->add_option("-c,--context", options->context,
@@ -188,9 +188,8 @@ void AddCalibrateCommand(CLI::App& parent) {
       ->type_name("X")
       ->check(CLI::Range(1e-6, 1.0).description(""));
   AddThreadsOption(*app, &options->threads);
-  app->add_option("--state-dir", options->state_dir, "Folder that keeps prefilled states for the next run")
-      ->type_name("FOLDER");
-  app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");
+  AddStateDirOption(*app, &options->state_dir);
+  AddVerboseFlag(*app, &options->verbose);
   app->footer(
       "Examples:\n"
       "  scsa calibrate -m model.gguf -f book.txt -o taus.json\n"

@@ -112,10 +112,8 @@ void AddCaptureCommand(CLI::App& parent) {
   auto options = std::make_shared<CommandOptions>();
   CLI::App* app = parent.add_subcommand(
       "capture", "Record keys, values and decode queries of some layers from a real run into a GGUF file");
-  app->add_option("-m,--model", options->model, "GGUF model")->type_name("FILE")->required();
-  app->add_option("-f,--file", options->text, "Text: the prompt and the tokens that follow it")
-      ->type_name("FILE")
-      ->required();
+  AddModelOption(*app, &options->model);
+  AddTextOption(*app, &options->text);
   app->add_option("-o,--output", options->output, "Capture file to write")->type_name("FILE")->required();
   app->add_option("-c,--context", options->context, "Prompt length in tokens")
       ->type_name("N")
@@ -129,10 +127,9 @@ void AddCaptureCommand(CLI::App& parent) {
                   "Layers, separated by commas (default: every sixth that sees the whole context)")
       ->type_name("LIST");
   AddThreadsOption(*app, &options->threads);
-  app->add_option("--state-dir", options->state_dir, "Folder that keeps prefilled states for the next run")
-      ->type_name("FOLDER");
+  AddStateDirOption(*app, &options->state_dir);
   app->add_flag("--force", options->force, "Replace the capture file if it exists");
-  app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");
+  AddVerboseFlag(*app, &options->verbose);
   app->footer(
       "Examples:\n"
       "  scsa capture -m model.gguf -f book.txt -c 8000 -n 128 -o model.capture.gguf --state-dir states\n"

@@ -206,7 +206,7 @@ class ContextMeasurement {
 
   // Layers take the tolerance when they are made, in the first step that could be sparse.
   void Use(const ArmRun& run) const {
-    plugin_.Set("mode", Facts(run.arm).mode);
+    plugin_.Set("mode", ArmMode(run.arm));
     if (run.arm == Arm::kScsa) plugin_.Set("tolerance", fmt::format("{}", run.tolerance));
   }
 
@@ -380,6 +380,7 @@ class ContextMeasurement {
 }  // namespace
 
 std::string_view ArmName(Arm arm) { return Facts(arm).name; }
+const char* ArmMode(Arm arm) { return Facts(arm).mode; }
 
 std::vector<Arm> ParseArms(std::string_view text) {
   std::vector<Arm> arms;

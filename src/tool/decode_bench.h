@@ -30,6 +30,8 @@ enum class Arm {
 };
 
 std::string_view ArmName(Arm arm);
+// The plugin's mode for it.
+const char* ArmMode(Arm arm);
 // The tolerance that a preset comes with; 0 for a preset that there is not.
 double PresetTolerance(const std::string& preset);
 // "llama,scsa" -> arms in the given order. ToolError for an unknown or a repeated one.

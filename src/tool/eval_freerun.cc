@@ -108,13 +108,11 @@ void AddEvalFreerunCommand(CLI::App& parent) {
   auto options = std::make_shared<CommandOptions>();
   CLI::App* app = parent.add_subcommand(
       "freerun", "Let sparse and dense attention write on their own, and compare loops, likelihood and found facts");
-  app->add_option("-m,--model", options->model, "GGUF model")->type_name("FILE")->required();
+  AddModelOption(*app, &options->model);
   app->add_option("-f,--file", options->text, "Text: continued, and the haystack that facts are hidden in")
       ->type_name("FILE")
       ->required();
-  app->add_option("-c,--contexts", options->contexts, "Prompt lengths in tokens, separated by commas")
-      ->type_name("LIST")
-      ->capture_default_str();
+  AddContextsOption(*app, &options->contexts);
   app->add_option("-n,--steps", options->eval.steps, "Tokens of a continuation")
       ->type_name("N")
       ->check(CLI::Range(2, 1 << 16).description(""))
@@ -151,10 +149,9 @@ void AddEvalFreerunCommand(CLI::App& parent) {
   app->add_option("--trials", options->trials, "Write every continuation and answer as JSON to this file")
       ->type_name("FILE");
   AddThreadsOption(*app, &options->eval.threads);
-  app->add_option("--state-dir", options->state_dir, "Folder that keeps prefilled states for the next run")
-      ->type_name("FOLDER");
+  AddStateDirOption(*app, &options->state_dir);
   options->results.AddTo(*app);
-  app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");
+  AddVerboseFlag(*app, &options->verbose);
   app->footer(
       "Examples:\n"
       "  scsa eval freerun -m model.gguf -f book.txt -c 2000,8000 --state-dir states\n"

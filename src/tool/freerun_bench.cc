@@ -57,7 +57,7 @@ class ArmSession {
   std::span<const float> Logits() const { return logits_; }
 
  private:
-  void Use() const { plugin_.Set("mode", arm_ == Arm::kLlama ? "off" : arm_ == Arm::kExact ? "exact" : "auto"); }
+  void Use() const { plugin_.Set("mode", ArmMode(arm_)); }
   void KeepLogits() {
     const std::span<const float> logits = context_->Logits();
     logits_.assign(logits.begin(), logits.end());

@@ -11,20 +11,8 @@
 namespace scsa::tool {
 namespace {
 
-constexpr PrefillArm kArms[] = {PrefillArm::kLlama, PrefillArm::kExact, PrefillArm::kScsa};
+constexpr Arm kArms[] = {Arm::kLlama, Arm::kExact, Arm::kScsa};
 constexpr int kNumArms = 3;
-
-const char* ModeOf(PrefillArm arm) {
-  switch (arm) {
-    case PrefillArm::kLlama:
-      return "off";
-    case PrefillArm::kExact:
-      return "exact";
-    case PrefillArm::kScsa:
-      break;
-  }
-  return "auto";
-}
 
 // What the rounds of one arm gave.
 struct Samples {
@@ -34,31 +22,19 @@ struct Samples {
 
 }  // namespace
 
-std::string_view PrefillArmName(PrefillArm arm) {
-  switch (arm) {
-    case PrefillArm::kLlama:
-      return "llama";
-    case PrefillArm::kExact:
-      return "exact";
-    case PrefillArm::kScsa:
-      break;
-  }
-  return "scsa";
-}
-
 std::vector<PrefillResult> MeasurePrefill(const PrefillBenchOptions& options, const Model& model,
                                           std::span<const llama_token> tokens, int context, const PluginClient& plugin,
                                           Progress& progress) {
   Samples samples[kNumArms];
   TimeInterleaved(kNumArms, options.rounds, [&](int arm, int round) {
-    plugin.Set("mode", ModeOf(kArms[arm]));
+    plugin.Set("mode", ArmMode(kArms[arm]));
     Context cache(model, context + options.steps, CacheType::kF16, options.threads);
     const scsa_plugin_stats before = plugin.Stats();
     const double ttft = SecondsOf([&] {
       const auto start = std::chrono::steady_clock::now();
       cache.Decode(tokens.first(static_cast<std::size_t>(context)), [&](int done) {
         const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        progress.Show(fmt::format("{} tokens, {}, round {}/{}: {}", context, PrefillArmName(kArms[arm]), round + 1,
+        progress.Show(fmt::format("{} tokens, {}, round {}/{}: {}", context, ArmName(kArms[arm]), round + 1,
                                   options.rounds, RateText(done, context, seconds)));
       });
     });
@@ -85,8 +61,7 @@ std::vector<PrefillResult> MeasurePrefill(const PrefillBenchOptions& options, co
     result.context = context;
     result.arm = kArms[arm];
     result.ttft_s = Quantile(of_arm.ttft_s, 0.5);
-    result.attention_s =
-        kArms[arm] == PrefillArm::kLlama ? result.ttft_s - elsewhere_s : Quantile(of_arm.attention_s, 0.5);
+    result.attention_s = kArms[arm] == Arm::kLlama ? result.ttft_s - elsewhere_s : Quantile(of_arm.attention_s, 0.5);
     result.ready_s = Quantile(of_arm.ready_s, 0.5);
     result.first_step_ms = Quantile(of_arm.first_ms, 0.5);
     result.step_ms = Quantile(of_arm.step_ms, 0.5);

@@ -6,22 +6,14 @@
 
 #include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
+#include "decode_bench.h"
 #include "plugin_client.h"
 #include "progress.h"
 #include "session.h"
 
 namespace scsa::tool {
-
-// Ways to read a prompt, and to decode after it.
-enum class PrefillArm {
-  kLlama,  // llama.cpp's attention
-  kExact,  // our exact kernels
-  kScsa,   // the same for the prompt, which builds and calibrates; sparse decoding
-};
-std::string_view PrefillArmName(PrefillArm arm);
 
 struct PrefillBenchOptions {
   int steps = 16;  // decoded after each prompt, at least 2
@@ -31,7 +23,7 @@ struct PrefillBenchOptions {
 
 struct PrefillResult {
   int context = 0;
-  PrefillArm arm = PrefillArm::kLlama;
+  Arm arm = Arm::kLlama;
   double ttft_s = 0.0;       // time to the logits of the prompt's last token, median over the rounds
   double attention_s = 0.0;  // of it, in attention; llama: its ttft_s less what the exact arm spends elsewhere
   double ready_s = 0.0;      // of attention_s, building and calibrating
@@ -41,7 +33,8 @@ struct PrefillResult {
   double kl_prompt = 0.0;  // KL from the exact arm's distribution of the first token after the prompt
 };
 
-// Measures one prompt length: every arm once per round, with a context of its own. tokens: at least context + steps.
+// Measures one prompt length, with the arms llama, exact and scsa: every arm once per round, with a context of its own.
+// tokens: at least context + steps.
 std::vector<PrefillResult> MeasurePrefill(const PrefillBenchOptions& options, const Model& model,
                                           std::span<const llama_token> tokens, int context, const PluginClient& plugin,
                                           Progress& progress);

@@ -251,7 +251,7 @@ void Run(CommandOptions options) {
 void AddRunCommand(CLI::App& parent) {
   auto options = std::make_shared<CommandOptions>();
   CLI::App* app = parent.add_subcommand("run", "Answer a question about a long document");
-  app->add_option("-m,--model", options->model, "GGUF model")->type_name("FILE")->required();
+  AddModelOption(*app, &options->model);
   app->add_option("-f,--file", options->document, "Document that the question is about")->type_name("FILE");
   app->add_option("-p,--prompt", options->question, "Question")->type_name("TEXT")->required();
   app->add_option("-n,--tokens", options->tokens, "Longest answer in tokens")
@@ -276,7 +276,7 @@ void AddRunCommand(CLI::App& parent) {
       ->type_name("X")
       ->check(CLI::Range(0.0, 1.0).description(""));
   app->add_flag("--json", options->json, "Print answer and figures as JSON when done, in place of streaming");
-  app->add_flag("--verbose", options->verbose, "Show llama.cpp's messages");
+  AddVerboseFlag(*app, &options->verbose);
   app->footer(
       "Examples:\n"
       "  scsa run -m model.gguf -f report.txt -p \"What does the report recommend?\" -n 200\n"

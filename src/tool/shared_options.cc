@@ -9,6 +9,26 @@
 
 namespace scsa::tool {
 
+void AddModelOption(CLI::App& app, std::string* model) {
+  app.add_option("-m,--model", *model, "GGUF model")->type_name("FILE")->required();
+}
+
+void AddTextOption(CLI::App& app, std::string* text) {
+  app.add_option("-f,--file", *text, "Text: the prompt and the tokens that follow it")->type_name("FILE")->required();
+}
+
+void AddContextsOption(CLI::App& app, std::string* contexts) {
+  app.add_option("-c,--contexts", *contexts, "Prompt lengths in tokens, separated by commas")
+      ->type_name("LIST")
+      ->capture_default_str();
+}
+
+void AddStateDirOption(CLI::App& app, std::string* folder) {
+  app.add_option("--state-dir", *folder, "Folder that keeps prefilled states for the next run")->type_name("FOLDER");
+}
+
+void AddVerboseFlag(CLI::App& app, bool* verbose) { app.add_flag("--verbose", *verbose, "Show llama.cpp's messages"); }
+
 void AddThreadsOption(CLI::App& app, int* threads) {
   app.add_option("-t,--threads", *threads, "Threads (default: usable physical cores)")
       ->type_name("N")

@@ -11,6 +11,14 @@
 
 namespace scsa::tool {
 
+// -m, --model.
+void AddModelOption(CLI::App& app, std::string* model);
+// -f, --file of a command that decodes a text.
+void AddTextOption(CLI::App& app, std::string* text);
+// -c, --contexts of a command that measures several lengths.
+void AddContextsOption(CLI::App& app, std::string* contexts);
+void AddStateDirOption(CLI::App& app, std::string* folder);
+void AddVerboseFlag(CLI::App& app, bool* verbose);
 // -t, --threads: 0, for the usable physical cores, unless given.
 void AddThreadsOption(CLI::App& app, int* threads);
 // The given number of threads, or what 0 stands for.

@@ -12,6 +12,16 @@
 #include "tool_error.h"
 
 namespace scsa::tool {
+namespace {
+
+// The number that the whole item is, from low to high. False when it is none.
+template <typename Number>
+bool ParseWhole(std::string_view item, Number low, Number high, Number* value) {
+  const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), *value);
+  return error == std::errc() && end == item.data() + item.size() && *value >= low && *value <= high;
+}
+
+}  // namespace
 
 std::vector<std::string> SplitList(std::string_view text, std::string_view option) {
   std::vector<std::string> items;
@@ -33,8 +43,7 @@ std::vector<int> ParseIntList(std::string_view text, std::string_view option, in
   std::vector<int> values;
   for (const std::string& item : SplitList(text, option)) {
     int value = 0;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), value);
-    if (error != std::errc() || end != item.data() + item.size() || value < low || value > high) {
+    if (!ParseWhole(item, low, high, &value)) {
       throw ToolError(fmt::format("{}: \"{}\" is not a whole number from {} to {}", option, item, low, high));
     }
     values.push_back(value);
@@ -48,8 +57,7 @@ std::vector<double> ParseNumberList(std::string_view text, std::string_view opti
   std::vector<double> values;
   for (const std::string& item : SplitList(text, option)) {
     double value = 0.0;
-    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), value);
-    if (error != std::errc() || end != item.data() + item.size() || !(value >= low && value <= high)) {
+    if (!ParseWhole(item, low, high, &value)) {
       throw ToolError(fmt::format("{}: \"{}\" is not a number from {} to {}", option, item, low, high));
     }
     if (std::find(values.begin(), values.end(), value) != values.end()) {

@@ -60,7 +60,7 @@ TEST_P(ExactTest, EveryMixOfTypesAndLayout) {
           Call call(shape, 1, seed);
           ASSERT_TRUE(call.Run(cache.view(), 2).ok());
           ASSERT_LE(call.ErrorAgainstReference(cache.view()), kTolerance)
-              << testing::Name(k_type) << " " << testing::Name(v_type);
+              << DTypeName(k_type) << " " << DTypeName(v_type);
         }
       }
     }

@@ -75,7 +75,7 @@ TEST_P(ExactTiledTest, EveryMixOfTypesAndLayout) {
           Call call(shape, ManyRows(shape), seed);
           ASSERT_TRUE(call.Run(cache.view(), 2).ok());
           ASSERT_LE(call.ErrorAgainstReference(cache.view()), kTolerance)
-              << testing::Name(k_type) << " " << testing::Name(v_type);
+              << DTypeName(k_type) << " " << DTypeName(v_type);
         }
       }
     }

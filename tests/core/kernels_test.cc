@@ -67,7 +67,7 @@ TEST_P(KernelsTest, DecodesRowsOfEveryType) {
       DecodeRow(row.data(), type, head_dim, decoded.data());
       const std::vector<double> expected = DecodeReference(row.data(), type, head_dim);
       for (std::size_t i = 0; i < decoded.size(); ++i) {
-        ASSERT_EQ(decoded[i], static_cast<float>(expected[i])) << testing::Name(type) << " " << head_dim << " " << i;
+        ASSERT_EQ(decoded[i], static_cast<float>(expected[i])) << DTypeName(type) << " " << head_dim << " " << i;
       }
     }
   }
@@ -82,7 +82,7 @@ TEST_P(KernelsTest, EncodesRowsOfEveryType) {
       EncodeReference(values, type, &expected);
       std::vector<std::byte> encoded(RowBytes(type, head_dim), std::byte{0xAA});
       EncodeRow(values.data(), type, head_dim, encoded.data());
-      ASSERT_EQ(encoded, expected) << testing::Name(type) << " " << head_dim;
+      ASSERT_EQ(encoded, expected) << DTypeName(type) << " " << head_dim;
     }
   }
 }
@@ -113,7 +113,7 @@ TEST_P(KernelsTest, RoundsHalfFloatsToNearestEven) {
       EncodeRow(values.data() + i, type, 8, encoded);
       for (std::size_t j = 0; j < 8; ++j) {
         ASSERT_EQ(std::memcmp(encoded + 2 * j, expected.data() + 2 * (i + j), 2), 0)
-            << testing::Name(type) << " of " << values[i + j];
+            << DTypeName(type) << " of " << values[i + j];
       }
     }
   }
@@ -248,7 +248,7 @@ TEST_P(KernelsTest, ScoresRows) {
                 magnitude += std::fabs(product);
               }
               ASSERT_NEAR(logits[static_cast<std::size_t>(i * logits_stride + r)], expected, 1e-6 * magnitude + 1e-9)
-                  << testing::Name(type) << " head_dim " << head_dim << " rows " << n_rows << " n " << n;
+                  << DTypeName(type) << " head_dim " << head_dim << " rows " << n_rows << " n " << n;
             }
             for (std::int64_t r = n_rows; r < logits_stride; ++r) {
               ASSERT_EQ(logits[static_cast<std::size_t>(i * logits_stride + r)], 1234.0f) << "written past the rows";
@@ -364,9 +364,8 @@ void CheckRun(const RunCase& c, unsigned seed) {
   AttendRun(args, state.view());
 
   const std::string where = "head_dim " + std::to_string(c.head_dim) + " n " + std::to_string(c.n) + " rows " +
-                            std::to_string(c.n_rows) + " K " + testing::Name(c.k_type) + " V " +
-                            testing::Name(c.v_type) + " hidden " + std::to_string(c.hidden) +
-                            (c.quantized ? " quantized" : "");
+                            std::to_string(c.n_rows) + " K " + DTypeName(c.k_type) + " V " + DTypeName(c.v_type) +
+                            " hidden " + std::to_string(c.hidden) + (c.quantized ? " quantized" : "");
   for (std::size_t i = 0; i < n; ++i) {
     std::vector<double> logits;
     double largest = 0.0;
@@ -499,9 +498,9 @@ TEST_P(KernelsTest, AttendsScatteredRows) {
               logits.push_back(x);
               rows.push_back(values.decoded[static_cast<std::size_t>(place)]);
             }
-            ExpectState(
-                state, i, logits, rows, 1e-5,
-                testing::Name(type) + " head_dim " + std::to_string(head_dim) + " rows " + std::to_string(count));
+            ExpectState(state, i, logits, rows, 1e-5,
+                        std::string(DTypeName(type)) + " head_dim " + std::to_string(head_dim) + " rows " +
+                            std::to_string(count));
           }
         }
       }
@@ -532,7 +531,7 @@ TEST_P(KernelsTest, AccumulatesWeightedRows) {
               magnitude += std::fabs(weight * rows.decoded[r][at % dims]);
             }
             ASSERT_NEAR(num[at], expected, 1e-6 * magnitude)
-                << testing::Name(type) << " head_dim " << head_dim << " rows " << count << " n " << n;
+                << DTypeName(type) << " head_dim " << head_dim << " rows " << count << " n " << n;
           }
         }
       }

@@ -253,18 +253,4 @@ double WorstRelativeError(const std::vector<float>& actual, const std::vector<do
   return worst;
 }
 
-std::string Name(DType type) {
-  switch (type) {
-    case DType::kF32:
-      return "f32";
-    case DType::kF16:
-      return "f16";
-    case DType::kBF16:
-      return "bf16";
-    case DType::kQ8_0:
-      return "q8_0";
-  }
-  return "?";
-}
-
 }  // namespace scsa::testing

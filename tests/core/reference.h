@@ -63,6 +63,4 @@ std::vector<double> AttentionReference(const Shape& shape, const QueryView& q, c
 // L2 norm of the difference over that of `expected`; the largest over `vectors` equally long vectors.
 double WorstRelativeError(const std::vector<float>& actual, const std::vector<double>& expected, std::size_t vectors);
 
-std::string Name(DType type);
-
 }  // namespace scsa::testing
