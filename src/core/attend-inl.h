@@ -289,7 +289,8 @@ HWY_INLINE void SoftmaxTile(D d, std::size_t head_dim, float softcap, std::uint6
     const float factor = ExpNonPositive(*max - new_max);
     *max = new_max;
     *sum *= factor;
-    Scale(d, num, head_dim, factor);
+    // Any head_dim is a multiple of eight lanes, not of the vectors that run along the rows.
+    Scale(EightTag(), num, head_dim, factor);
   }
   const auto shift = hn::Set(d, new_max);
   auto tile_sum = hn::Zero(d);
