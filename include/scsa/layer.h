@@ -66,6 +66,28 @@ struct HeadReads {
   }
 };
 
+// Query rows that AttendPrompt answers together.
+inline constexpr int kPromptTileRows = 48;
+
+// How AttendPrompt answers. Thresholds of its own, one per KV head, are calibrated while it runs.
+struct PromptConfig {
+  float tolerance = 0;      // mean relative L2 error of the outputs of a tile; 0: everything is exact
+  double share = 1.0 / 32;  // share of tiles, 0 < share <= 1, that are answered exactly and measured
+};
+
+// AttendPrompt and one KV head.
+struct PromptHead {
+  float tau = 0;               // threshold in force, 0 before the first measured tile
+  std::uint64_t tiles = 0;     // answered
+  std::uint64_t sparse = 0;    // of them, answered sparsely
+  std::uint64_t measured = 0;  // of them, measured
+  // Mean errors of measured tiles at the threshold in force by then, chosen without them: how many, and their sum.
+  std::uint64_t audited = 0;
+  double error_sum = 0;
+  std::uint64_t rows_read = 0;     // each row once per tile
+  std::uint64_t rows_visible = 0;  // to some query of the tile
+};
+
 // How Attend looks for rows that changed behind the caller's back.
 enum class Verify : std::uint8_t {
   kNone,  // trust NotifyWrites
@@ -89,6 +111,20 @@ class Layer {
   // ExactAttention.
   Status Attend(const QueryView& q, const KvView& kv, const VisibleSets& visible, const LogitParams& params,
                 Verify verify, int n_threads, Workspace& workspace, const OutView& out);
+
+  // Attention of the rows of a prompt, in tiles of kPromptTileRows consecutive query rows: one opened set for a tile
+  // and all query heads of a KV head, read from the cache itself; the closed clusters contribute their moments.
+  // Diagonal and recent rows and whatever no block covers are exact. Builds blocks as Attend does. Exact are:
+  // everything without a PromptConfig, preset `seed`, and what Attend answers exactly; tiles that are measured, that
+  // see few rows of blocks, or whose threshold opens most of them; and everything before the first measured tile, of
+  // which the first call with blocks has two per KV head. Neither the calibration window nor the audit is involved.
+  // Outputs do not depend on n_threads. Errors are those of ExactAttention.
+  Status AttendPrompt(const QueryView& q, const KvView& kv, const VisibleSets& visible, const LogitParams& params,
+                      Verify verify, int n_threads, Workspace& workspace, const OutView& out);
+  // Forgets the thresholds of AttendPrompt. kInvalidArgument.
+  Status SetPrompt(const PromptConfig& config);
+  // One per KV head, valid as long as the layer, since SetPrompt.
+  std::span<const PromptHead> prompt_heads() const;
 
   // Rows that were (or are about to be) overwritten. Blocks that cover one of them are dropped; later ones too, where
   // they would leave a gap.

@@ -62,6 +62,22 @@ std::size_t BlockPlan::Bytes() const {
   return bytes;
 }
 
+void BlockPlan::AppendRows(int kv_head, std::span<const std::int32_t> clusters, bool packed,
+                           std::vector<std::int32_t>& rows) const {
+  const HeadSummaries& summaries = heads_[kv_head];
+  const std::size_t before = rows.size();
+  rows.resize(before + clusters.size() * static_cast<std::size_t>(2 * config_.cluster_size));  // at most
+  std::int32_t* to = rows.data() + before;
+  for (const std::int32_t cluster : clusters) {
+    const int block = cluster / slots();
+    const std::uint16_t* offsets = summaries.offsets.data() + std::int64_t{block} * (slots() + 1) + cluster % slots();
+    const std::int32_t first = block * block_rows();
+    const std::uint16_t* members = summaries.members.data() + first;
+    for (std::int32_t i = offsets[0]; i < offsets[1]; ++i) *to++ = first + (packed ? i : members[i]);
+  }
+  rows.resize(static_cast<std::size_t>(to - rows.data()));
+}
+
 void BlockPlan::Grow(int n_blocks) {
   const auto n = static_cast<std::size_t>(n_blocks);
   for (HeadSummaries& h : heads_) {

@@ -47,6 +47,10 @@ class BlockPlan {
   const std::byte* value_record(int kv_head, int block) const {
     return heads_[kv_head].values.data() + static_cast<std::size_t>(block) * layout_.value_bytes();
   }
+  // Appends the rows of clusters, counted through all blocks: their places in the cache or in the packed copies. Throws
+  // std::bad_alloc.
+  void AppendRows(int kv_head, std::span<const std::int32_t> clusters, bool packed,
+                  std::vector<std::int32_t>& rows) const;
   std::int64_t FirstRow(int block) const;  // first covered row
   std::int64_t EndRow(int block) const { return std::int64_t{block + 1} * block_rows(); }
   std::size_t Bytes() const;

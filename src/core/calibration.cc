@@ -102,20 +102,21 @@ void CalibrationWindow::Finish(CalibrationStatistic statistic, float tau_default
   for (std::size_t h = 0; h < taus.size(); ++h) {
     taus[h] = tau_default;
     if (steps_ == 0) continue;
-    float looser = 0;  // the statistic one grid value before
-    for (int g = 0; g < kTauGridSize; ++g) {
-      const float error = Statistic(statistic, h * group, group, g);
-      taus[h] = grid_[g];
-      if (error <= tolerance_) {
-        if (statistic == CalibrationStatistic::kMean && g > 0 && std::isfinite(looser)) {
-          const float part = (tolerance_ - error) / (looser - error);
-          taus[h] = grid_[g] * std::pow(grid_[g - 1] / grid_[g], part);
-        }
-        break;
-      }
-      looser = error;
-    }
+    std::array<float, kTauGridSize> errors;
+    for (int g = 0; g < kTauGridSize; ++g) errors[g] = Statistic(statistic, h * group, group, g);
+    taus[h] = ThresholdWithin(grid_, errors, tolerance_, statistic == CalibrationStatistic::kMean);
   }
+}
+
+float ThresholdWithin(std::span<const float, kTauGridSize> grid, std::span<const float, kTauGridSize> errors,
+                      float tolerance, bool interpolate) {
+  for (int g = 0; g < kTauGridSize; ++g) {
+    if (!(errors[g] <= tolerance)) continue;
+    if (!interpolate || g == 0 || !std::isfinite(errors[g - 1])) return grid[g];
+    const float part = (tolerance - errors[g]) / (errors[g - 1] - errors[g]);
+    return grid[g] * std::pow(grid[g - 1] / grid[g], part);
+  }
+  return grid.back();
 }
 
 float Median(std::span<const float> values) {

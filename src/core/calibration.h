@@ -38,6 +38,12 @@ struct ReplayInputs {
 // state; sums in double. 0 / 0 counts as 0, anything that is not a number as infinity. Thread-safe.
 void ReplayStops(const ReplayInputs& in, float errors[kTauGridSize]);
 
+// The largest threshold of `grid` whose error, errors[g] at grid[g], is within the tolerance; the smallest one when
+// none is. interpolate: it moves on towards the next larger grid value, to where the error, taken as linear in log tau
+// between the two, meets the tolerance.
+float ThresholdWithin(std::span<const float, kTauGridSize> grid, std::span<const float, kTauGridSize> errors,
+                      float tolerance, bool interpolate);
+
 // Recorded errors of one layer.
 class CalibrationWindow {
  public:
@@ -58,9 +64,8 @@ class CalibrationWindow {
   void Record(int q_head, const float errors[kTauGridSize]);
 
   // Closes the window. taus holds one threshold per query head, or one per KV head, which then pools the errors of its
-  // query heads: the largest grid value at which the statistic of the errors is within the tolerance, the smallest one
-  // when none is, tau_default when nothing was recorded. With kMean the threshold moves on towards the next larger grid
-  // value, to where the mean, taken as linear in log tau between the two, meets the tolerance.
+  // query heads: ThresholdWithin of the statistic of the errors, interpolated with kMean; tau_default when nothing was
+  // recorded.
   void Finish(CalibrationStatistic statistic, float tau_default, std::span<float> taus);
 
  private:

@@ -20,7 +20,7 @@ constexpr int kTileVectors = 192;
 constexpr int kTilesPerThread = 3;
 
 // Query rows of a tile: whole panels of vectors where possible.
-int TileRows(const Shape& shape, int n_q, int n_threads) {
+int RowsPerTile(const Shape& shape, int n_q, int n_threads) {
   const int panel = TilePanel();
   const int unit = panel / std::gcd(panel, shape.group());
   int units = std::max(1, kTileVectors / (unit * shape.group()));
@@ -56,7 +56,7 @@ bool TilesPay(const Shape& shape, int n_q) { return n_q * shape.group() >= 2 * T
 Status TiledAttention(const Shape& shape, const QueryView& q, const KvView& kv, const VisibleSets& visible,
                       const LogitParams& params, int n_threads, Workspace& workspace, const OutView& out) {
   const int group = shape.group();
-  const int tile_rows = TileRows(shape, q.n_q, n_threads);
+  const int tile_rows = RowsPerTile(shape, q.n_q, n_threads);
   const std::int64_t n_tiles = (q.n_q + tile_rows - 1) / tile_rows;
   const std::int64_t n_tasks = n_tiles * shape.kv_heads;
   const auto team = static_cast<std::size_t>(std::min<std::int64_t>(n_threads, n_tasks));
@@ -86,16 +86,19 @@ Status TiledAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
     args.q = scratch.q;
     args.params = params;
     args.sinks = params.sinks == nullptr ? nullptr : scratch.sinks;
-    args.k = kv.KRow(0, head);
-    args.v = kv.VRow(0, head);
-    args.k_stride = kv.k_row_stride;
-    args.v_stride = kv.v_row_stride;
-    args.k_type = kv.k_type;
-    args.v_type = kv.v_type;
-    args.n_kv = kv.n_kv;
-    args.visible = visible.words == nullptr ? nullptr : scratch.visible;
     args.out = scratch.out;
-    AttendTile(args, scratch.tile);
+    TileRows all;
+    all.k = kv.KRow(0, head);
+    all.v = kv.VRow(0, head);
+    all.k_stride = kv.k_row_stride;
+    all.v_stride = kv.v_row_stride;
+    all.k_type = kv.k_type;
+    all.v_type = kv.v_type;
+    all.n_rows = kv.n_kv;
+    all.visible = visible.words == nullptr ? nullptr : scratch.visible;
+    BeginTile(args, scratch.tile);
+    AttendTile(args, all, scratch.tile);
+    FinishTile(args, scratch.tile);
   });
   return Status::Ok();
 }

@@ -13,6 +13,7 @@
 #include "core/joint_operator.h"
 #include "core/kernels.h"
 #include "core/method.h"
+#include "core/prompt_operator.h"
 
 namespace scsa {
 namespace {
@@ -31,7 +32,7 @@ bool QueriesAreFinite(const Shape& shape, const LayerCall& call) {
 class FastMethod final : public SparseMethod {
  public:
   FastMethod(const Shape& shape, const Config& config)
-      : shape_(shape), config_(config), plan_(shape, config), operator_(shape, config) {}
+      : shape_(shape), config_(config), plan_(shape, config), operator_(shape, config), prompt_(shape, config) {}
 
   bool Prepare(const LayerCall& call, LayerStats* stats) override {
     // A centroid's logit says nothing about the capped logits of its members.
@@ -82,6 +83,15 @@ class FastMethod final : public SparseMethod {
       return {StatusCode::kOutOfMemory, "no memory to record a calibration step"};
     }
     return Status::Ok();
+  }
+
+  Status AttendPrompt(const LayerCall& call, PromptThresholds* thresholds, const OutView& out) override {
+    try {
+      const PromptQuery query{call.q, call.kv, visible_, visible_stride_, call.params};
+      return prompt_.Attend(plan_, query, *thresholds, call.n_threads, call.workspace, out);
+    } catch (const std::bad_alloc&) {
+      return {StatusCode::kOutOfMemory, "no memory for the sparse attention of a prompt"};
+    }
   }
 
   Status Seal(const KvView& kv, std::int64_t end_row, int n_threads, LayerStats* stats) override {
@@ -154,6 +164,7 @@ class FastMethod final : public SparseMethod {
   Config config_;
   BlockPlan plan_;
   JointOperator operator_;
+  PromptOperator prompt_;
   std::vector<int> due_;
   std::vector<float> errors_;
   std::vector<std::uint64_t> all_visible_;

@@ -253,20 +253,7 @@ RunArgs JointScoring::OpenedRun(int kv_head, std::span<const std::int32_t> rows)
 
 void JointScoring::ExpandRows(int kv_head, std::span<const std::int32_t> clusters,
                               std::vector<std::int32_t>& rows) const {
-  const HeadSummaries& summaries = plan_->head(kv_head);
-  const bool packed = config_.packed_format != PackedFormat::kNone;
-  const int slots = plan_->slots();
-  const std::size_t before = rows.size();
-  rows.resize(before + clusters.size() * static_cast<std::size_t>(2 * config_.cluster_size));  // at most
-  std::int32_t* to = rows.data() + before;
-  for (const std::int32_t cluster : clusters) {
-    const int block = cluster / slots;
-    const std::uint16_t* offsets = summaries.offsets.data() + std::int64_t{block} * (slots + 1) + cluster % slots;
-    const std::int32_t first = block * plan_->block_rows();
-    const std::uint16_t* members = summaries.members.data() + first;
-    for (std::int32_t i = offsets[0]; i < offsets[1]; ++i) *to++ = first + (packed ? i : members[i]);
-  }
-  rows.resize(static_cast<std::size_t>(to - rows.data()));
+  plan_->AppendRows(kv_head, clusters, config_.packed_format != PackedFormat::kNone, rows);
 }
 
 }  // namespace scsa

@@ -26,6 +26,7 @@ Layer::Impl::Impl(const Shape& layer_shape, const Config& layer_config)
       config(layer_config),
       method(MakeMethod(layer_shape, layer_config)),
       window(layer_shape.q_heads, TauGrid(layer_config.preset)),
+      prompt(layer_shape.kv_heads, TauGrid(layer_config.preset)),
       taus(layer_config.preset == Preset::kFast ? layer_shape.kv_heads : layer_shape.q_heads, layer_config.tau_default),
       reads(layer_shape.kv_heads) {}
 
@@ -68,6 +69,36 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
   if (layer.audit != nullptr) layer.audit->Check(call, out, layer.tolerance, layer.taus, &layer.stats);
   return Status::Ok();
 }
+
+Status Layer::AttendPrompt(const QueryView& q, const KvView& kv, const VisibleSets& visible, const LogitParams& params,
+                           Verify verify, int n_threads, Workspace& workspace, const OutView& out) {
+  if (Status status = ValidateCall(q, kv, visible, params, n_threads, out); !status.ok()) return status;
+  Impl& layer = *impl_;
+  if (layer.serial) n_threads = 1;
+  const LayerCall call{q, kv, visible, params, verify, n_threads, workspace, layer.reads.data()};
+  if (layer.prompt.config().tolerance > 0 && layer.method->Prepare(call, &layer.stats) &&
+      layer.method->AttendPrompt(call, &layer.prompt, out).ok()) {
+    return Status::Ok();
+  }
+  Status status = ExactAttention(layer.shape, q, kv, visible, params, n_threads, workspace, out);
+  if (status.ok()) ++layer.stats.exact_steps;
+  return status;
+}
+
+Status Layer::SetPrompt(const PromptConfig& config) {
+  if (!(config.tolerance >= 0.0f && std::isfinite(config.tolerance))) {
+    return Status::Invalid("the prompt's tolerance is " + std::to_string(config.tolerance) +
+                           ", must be finite and not below 0");
+  }
+  if (!(config.share > 0.0 && config.share <= 1.0)) {
+    return Status::Invalid("the share of measured tiles is " + std::to_string(config.share) +
+                           ", must be above 0 and at most 1");
+  }
+  impl_->prompt.Set(config);
+  return Status::Ok();
+}
+
+std::span<const PromptHead> Layer::prompt_heads() const { return impl_->prompt.heads(); }
 
 Status Layer::Seal(const KvView& kv, std::int64_t end_row, int n_threads) {
   if (Status status = ValidateKv(kv); !status.ok()) return status;

@@ -7,6 +7,7 @@
 #include "core/audit.h"
 #include "core/calibration.h"
 #include "core/method.h"
+#include "core/prompt_thresholds.h"
 #include "scsa/layer.h"
 
 namespace scsa {
@@ -18,6 +19,7 @@ struct Layer::Impl {
   Config config;
   std::unique_ptr<SparseMethod> method;
   CalibrationWindow window;
+  PromptThresholds prompt;
   std::vector<float> taus;       // per query head (seed) or per KV head (fast)
   float tolerance = 0;           // of the last window that was finished
   std::unique_ptr<Audit> audit;  // nullptr: none

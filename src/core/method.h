@@ -9,6 +9,7 @@
 #include <span>
 
 #include "core/calibration.h"
+#include "core/prompt_thresholds.h"
 #include "scsa/config.h"
 #include "scsa/exact.h"
 #include "scsa/layer.h"
@@ -39,6 +40,9 @@ class SparseMethod {
   // Both follow a Prepare of the same call that returned true. After an error the caller answers exactly.
   virtual Status Attend(const LayerCall& call, std::span<const float> taus, const OutView& out, LayerStats* stats) = 0;
   virtual Status Record(const LayerCall& call, const OutView& exact_output, CalibrationWindow* window) = 0;
+  // See Layer::AttendPrompt. Follows a Prepare of the same call that returned true; after an error the caller answers
+  // exactly.
+  virtual Status AttendPrompt(const LayerCall& call, PromptThresholds* thresholds, const OutView& out) = 0;
 
   // See Layer::Seal.
   virtual Status Seal(const KvView& kv, std::int64_t end_row, int n_threads, LayerStats* stats) = 0;

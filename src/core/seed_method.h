@@ -23,6 +23,9 @@ class SeedMethod final : public SparseMethod {
   bool Prepare(const LayerCall& call, LayerStats* stats) override;
   Status Attend(const LayerCall& call, std::span<const float> taus, const OutView& out, LayerStats* stats) override;
   Status Record(const LayerCall& call, const OutView& exact_output, CalibrationWindow* window) override;
+  Status AttendPrompt(const LayerCall&, PromptThresholds*, const OutView&) override {
+    return {StatusCode::kUnsupported, std::string()};
+  }
   // The tail region is split again as it grows: sealing rows before a query needs them would only repeat the work.
   Status Seal(const KvView&, std::int64_t, int, LayerStats*) override { return Status::Ok(); }
   int DropWritten(std::span<const std::int64_t> rows) override { return plan_.DropWritten(rows); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Exact attention of a tile of query vectors. Per-target code: included once per SIMD target.
+// Attention of a tile of query vectors. Per-target code: included once per SIMD target.
 //
 // Vectors run along the queries: a lane is a query vector, and keys and values are broadcast. So neither the keys nor
 // the weights need a transpose, and the softmax over rows has no horizontal step. For every block of 64 rows each panel
@@ -42,25 +42,34 @@ inline constexpr std::size_t kPanelVecs = 3;
 inline constexpr std::size_t kPanel = kPanelVecs * hn::MaxLanes(FullTag());
 static_assert(kBlock % kBroadcast == 0);
 
+// Softmax states of a tile's vectors (SoftmaxState), lane by lane.
+struct TileState {
+  TileState(ScratchLayout& layout, std::size_t head_dim, std::size_t padded)
+      : max(layout.Take<float>(padded)), sum(layout.Take<float>(padded)), num(layout.Take<float>(padded * head_dim)) {}
+  float* max;  // [panel][kPanel]
+  float* sum;  // the same
+  float* num;  // [panel][head_dim][kPanel]
+};
+
+HWY_INLINE std::size_t PaddedVectors(const TileArgs& args) {
+  return hwy::RoundUpTo(static_cast<std::size_t>(args.n), kPanel);
+}
+
 // The arrays of a tile.
 struct TileScratch {
-  TileScratch(void* block, std::size_t head_dim, std::size_t n) {
-    const std::size_t padded = hwy::RoundUpTo(n, kPanel);
-    ScratchLayout layout(block);
-    q = layout.Take<float>(padded * head_dim);
-    num = layout.Take<float>(padded * head_dim);
-    max = layout.Take<float>(padded);
-    sum = layout.Take<float>(padded);
-    k = layout.Take<float>(kBlock * head_dim);
-    v = layout.Take<float>(kBlock * head_dim);
-    weights = layout.Take<float>(kBlock * kPanel);
-    row = layout.Take<float>(head_dim);
-    bytes = layout.bytes();
-  }
+  TileScratch(ScratchLayout layout, std::size_t head_dim, std::size_t padded)
+      : state(layout, head_dim, padded),
+        q(layout.Take<float>(padded * head_dim)),
+        k(layout.Take<float>(kBlock * head_dim)),
+        v(layout.Take<float>(kBlock * head_dim)),
+        weights(layout.Take<float>(kBlock * kPanel)),
+        row(layout.Take<float>(head_dim)),
+        bytes(layout.bytes()) {}
+  TileScratch(const TileArgs& args, void* memory)
+      : TileScratch(ScratchLayout(memory), static_cast<std::size_t>(args.head_dim), PaddedVectors(args)) {}
+
+  TileState state;
   float* q;        // [panel][head_dim][kPanel], multiplied by the scale
-  float* num;      // the same, see SoftmaxState
-  float* max;      // [panel][kPanel]
-  float* sum;      // the same
   float* k;        // [kBlock][head_dim]
   float* v;        // [head_dim / kBroadcast][kBlock][kBroadcast]
   float* weights;  // [kBlock][kPanel], logits first
@@ -68,25 +77,31 @@ struct TileScratch {
   std::size_t bytes;
 };
 
+// Eight values of row r from dimension `dim` on, to where AddValuesPanel looks for them.
+HWY_INLINE void StoreValues(const float* HWY_RESTRICT values, std::size_t r, std::size_t dim,
+                            float* HWY_RESTRICT packed) {
+  for (std::size_t j = 0; j < 8; j += kBroadcast) {
+    std::memcpy(packed + (dim + j) * kBlock + r * kBroadcast, values + j, kBroadcast * sizeof(float));
+  }
+}
+
 // A block's rows as f32. Rows that nobody sees become zeros, whatever they hold: a weight of zero does not undo what is
 // not a number.
 template <DType kType, bool kValues>
-HWY_NOINLINE void PackRows(const std::uint8_t* rows, std::int64_t stride, std::uint64_t seen, std::size_t head_dim,
+HWY_NOINLINE void PackRows(const std::uint8_t* const* rows, std::uint64_t seen, std::size_t head_dim,
                            float* HWY_RESTRICT packed) {
   const EightTag d;
   constexpr std::size_t kEight = 8;
   for (std::size_t r = 0; r < kBlock; ++r) {
     const bool wanted = (seen >> r & 1) != 0;
-    const std::uint8_t* row = rows + static_cast<std::int64_t>(r) * stride;
+    const std::uint8_t* row = rows[r];
     for (std::size_t dim = 0; dim < head_dim; dim += kEight) {
       HWY_ALIGN float values[kEight] = {};
       for (std::size_t j = 0; wanted && j < kEight; j += hn::Lanes(d)) {
         hn::Store(LoadValues<kType>(d, row, dim + j), d, values + j);
       }
       if constexpr (kValues) {
-        for (std::size_t j = 0; j < kEight; j += kBroadcast) {
-          std::memcpy(packed + (dim + j) * kBlock + r * kBroadcast, values + j, kBroadcast * sizeof(float));
-        }
+        StoreValues(values, r, dim, packed);
       } else {
         std::memcpy(packed + r * head_dim + dim, values, sizeof(values));
       }
@@ -95,18 +110,27 @@ HWY_NOINLINE void PackRows(const std::uint8_t* rows, std::int64_t stride, std::u
 }
 
 template <bool kValues>
-void PackRowsOf(DType type, const std::byte* rows, std::int64_t stride, std::uint64_t seen, std::size_t head_dim,
+void PackRowsOf(DType type, const std::uint8_t* const* rows, std::uint64_t seen, std::size_t head_dim,
                 float* HWY_RESTRICT packed) {
-  const auto* from = reinterpret_cast<const std::uint8_t*>(rows);
   switch (type) {
     case DType::kF32:
-      return PackRows<DType::kF32, kValues>(from, stride, seen, head_dim, packed);
+      return PackRows<DType::kF32, kValues>(rows, seen, head_dim, packed);
     case DType::kF16:
-      return PackRows<DType::kF16, kValues>(from, stride, seen, head_dim, packed);
+      return PackRows<DType::kF16, kValues>(rows, seen, head_dim, packed);
     case DType::kBF16:
-      return PackRows<DType::kBF16, kValues>(from, stride, seen, head_dim, packed);
+      return PackRows<DType::kBF16, kValues>(rows, seen, head_dim, packed);
     case DType::kQ8_0:
-      return PackRows<DType::kQ8_0, kValues>(from, stride, seen, head_dim, packed);
+      return PackRows<DType::kQ8_0, kValues>(rows, seen, head_dim, packed);
+  }
+}
+
+// Where the rows of a block from row `first` on lie. Those that are not `seen` are not read.
+HWY_INLINE void PlaceRows(const std::byte* base, std::int64_t stride, const std::int32_t* rows, std::int64_t first,
+                          std::uint64_t seen, const std::uint8_t** places) {
+  for (; seen != 0; seen &= seen - 1) {
+    const int r = std::countr_zero(seen);
+    const std::int64_t row = rows == nullptr ? first + r : rows[first + r];
+    places[r] = reinterpret_cast<const std::uint8_t*>(base + row * stride);
   }
 }
 
@@ -223,45 +247,54 @@ HWY_NOINLINE void AddValuesPanel(std::size_t head_dim, std::size_t n_rows, const
   }
 }
 
-// Rows of block `block` that vector i sees, of those in `present`.
-HWY_INLINE std::uint64_t SeenRows(const TileArgs& args, std::size_t i, std::int64_t block, std::uint64_t present) {
-  return args.visible == nullptr ? present : args.visible[i][block] & present;
-}
-
-inline void AttendTileWith(const TileArgs& args, void* memory) {
-  const std::size_t head_dim = static_cast<std::size_t>(args.head_dim);
-  const std::size_t n = static_cast<std::size_t>(args.n);
-  const TileScratch s(memory, head_dim, n);
-  const std::size_t padded = hwy::RoundUpTo(n, kPanel);
-
-  std::fill_n(s.num, padded * head_dim, 0.0f);
-  std::fill_n(s.max, padded, -HUGE_VALF);
-  std::fill_n(s.sum, padded, 0.0f);
+inline void BeginTileWith(const TileArgs& args, void* memory) {
+  const TileScratch s(args, memory);
+  const auto head_dim = static_cast<std::size_t>(args.head_dim);
+  const auto n = static_cast<std::size_t>(args.n);
+  const std::size_t padded = PaddedVectors(args);
+  std::fill_n(s.state.num, padded * head_dim, 0.0f);
+  std::fill_n(s.state.max, padded, -HUGE_VALF);
+  std::fill_n(s.state.sum, padded, 0.0f);
   for (std::size_t i = 0; i < padded; ++i) {
     float* to = s.q + i / kPanel * kPanel * head_dim + i % kPanel;
     for (std::size_t dim = 0; dim < head_dim; ++dim) {
       to[dim * kPanel] = i < n ? args.q[i][dim] * args.params.scale : 0.0f;
     }
   }
+}
 
+// Rows of word `word` that vector i sees, of those in `present`.
+HWY_INLINE std::uint64_t SeenRows(const TileRows& rows, std::size_t i, std::int64_t word, std::uint64_t present) {
+  return rows.visible == nullptr ? present : rows.visible[i][word] & present;
+}
+
+inline void AttendTileWith(const TileArgs& args, const TileRows& rows, void* memory) {
+  const TileScratch s(args, memory);
+  const auto head_dim = static_cast<std::size_t>(args.head_dim);
+  const auto n = static_cast<std::size_t>(args.n);
   HWY_ALIGN float factors[kPanel];
-  for (std::int64_t block = 0, first = 0; first < args.n_kv; ++block, first += kBlock) {
-    const std::size_t left = static_cast<std::size_t>(std::min<std::int64_t>(kBlock, args.n_kv - first));
+  const std::uint8_t* k_rows[kBlock] = {};
+  const std::uint8_t* v_rows[kBlock] = {};
+  for (std::int64_t first = 0; first < rows.n_rows; first += kBlock) {
+    const std::int64_t word = (rows.first_bit + first) / static_cast<std::int64_t>(kBlock);
+    const std::size_t left = static_cast<std::size_t>(std::min<std::int64_t>(kBlock, rows.n_rows - first));
     const std::uint64_t present = left == kBlock ? ~std::uint64_t{0} : (std::uint64_t{1} << left) - 1;
     std::uint64_t seen = 0;
-    for (std::size_t i = 0; i < n; ++i) seen |= SeenRows(args, i, block, present);
+    for (std::size_t i = 0; i < n; ++i) seen |= SeenRows(rows, i, word, present);
     if (seen == 0) continue;
-    PackRowsOf<false>(args.k_type, args.k + first * args.k_stride, args.k_stride, seen, head_dim, s.k);
-    PackRowsOf<true>(args.v_type, args.v + first * args.v_stride, args.v_stride, seen, head_dim, s.v);
+    PlaceRows(rows.k, rows.k_stride, rows.rows, first, seen, k_rows);
+    PlaceRows(rows.v, rows.v_stride, rows.rows, first, seen, v_rows);
+    PackRowsOf<false>(rows.k_type, k_rows, seen, head_dim, s.k);
+    PackRowsOf<true>(rows.v_type, v_rows, seen, head_dim, s.v);
 
     for (std::size_t i0 = 0; i0 < n; i0 += kPanel) {
       const std::size_t lanes = std::min(kPanel, n - i0);
       std::uint64_t seen_by_any = 0;
       std::uint64_t seen_by_all = ~std::uint64_t{0};
       for (std::size_t i = 0; i < lanes; ++i) {
-        const std::uint64_t rows = SeenRows(args, i0 + i, block, present);
-        seen_by_any |= rows;
-        seen_by_all &= rows;
+        const std::uint64_t seen_rows = SeenRows(rows, i0 + i, word, present);
+        seen_by_any |= seen_rows;
+        seen_by_all &= seen_rows;
       }
       if (seen_by_any == 0) continue;
       // Causal masks hide the last rows of a block.
@@ -269,21 +302,25 @@ inline void AttendTileWith(const TileArgs& args, void* memory) {
       ScorePanel(head_dim, n_rows, s.q + i0 * head_dim, s.k, s.weights);
       if (~seen_by_all != 0) {
         for (std::size_t i = 0; i < lanes; ++i) {
-          std::uint64_t hidden = ~SeenRows(args, i0 + i, block, present);
+          std::uint64_t hidden = ~SeenRows(rows, i0 + i, word, present);
           if (n_rows < kBlock) hidden &= (std::uint64_t{1} << n_rows) - 1;
           for (; hidden != 0; hidden &= hidden - 1) s.weights[std::countr_zero(hidden) * kPanel + i] = -HUGE_VALF;
         }
       }
-      SoftmaxPanel(n_rows, args.params.softcap, s.weights, s.max + i0, s.sum + i0, factors);
-      AddValuesPanel(head_dim, n_rows, s.weights, s.v, factors, s.num + i0 * head_dim);
+      SoftmaxPanel(n_rows, args.params.softcap, s.weights, s.state.max + i0, s.state.sum + i0, factors);
+      AddValuesPanel(head_dim, n_rows, s.weights, s.v, factors, s.state.num + i0 * head_dim);
     }
   }
+}
 
-  for (std::size_t i = 0; i < n; ++i) {
-    const float* from = s.num + i / kPanel * kPanel * head_dim + i % kPanel;
+inline void FinishTileWith(const TileArgs& args, void* memory) {
+  const TileScratch s(args, memory);
+  const auto head_dim = static_cast<std::size_t>(args.head_dim);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(args.n); ++i) {
+    const float* from = s.state.num + i / kPanel * kPanel * head_dim + i % kPanel;
     for (std::size_t dim = 0; dim < head_dim; ++dim) s.row[dim] = from[dim * kPanel];
-    WriteHeadOutput({s.max + i, s.sum + i, s.row}, 0, args.head_dim, args.sinks == nullptr ? nullptr : args.sinks[i],
-                    args.out[i]);
+    WriteHeadOutput({s.state.max + i, s.state.sum + i, s.row}, 0, args.head_dim,
+                    args.sinks == nullptr ? nullptr : args.sinks[i], args.out[i]);
   }
 }
 

@@ -10,11 +10,13 @@
 #include <numeric>
 #include <vector>
 
+#include "tests/core/plain_clusters.h"
 #include "tests/core/synthetic.h"
 
 namespace scsa {
 namespace {
 
+using test::PlainCluster;
 using test::SyntheticCache;
 using test::Vector;
 
@@ -66,53 +68,15 @@ class JointOperatorTest : public ::testing::Test {
     return test::ExactHead(*cache_, shape_, cache_->n_rows(), q_.data(), q_head, params_, &visible_);
   }
 
-  // A cluster as the plan describes it, decoded.
-  struct Cluster {
-    std::vector<std::int64_t> rows;
-    Vector centroid, value_mean, shape;
-    Vector key_step, value_step;
-    double half_trace = 0;
-  };
-  std::vector<Cluster> UsableClusters(int kv_head) const {
-    std::vector<Cluster> clusters;
-    const HeadSummaries& h = plan_->head(kv_head);
-    const SummaryLayout& layout = plan_->layout();
-    for (int b = 0; b < plan_->n_blocks(); ++b) {
-      bool usable = plan_->built(b);
-      for (std::int64_t r = plan_->FirstRow(b); r < plan_->EndRow(b); ++r) usable = usable && visible_[r];
-      if (!usable) continue;
-      const ConstKeyRecord keys = layout.Keys(plan_->key_record(kv_head, b));
-      const ConstValueRecord values = layout.Values(plan_->value_record(kv_head, b));
-      for (int slot = 0; slot < plan_->slots(); ++slot) {
-        Cluster cluster;
-        const int at = b * (plan_->slots() + 1) + slot;
-        for (int i = h.offsets[at]; i < h.offsets[at + 1]; ++i) {
-          cluster.rows.push_back(std::int64_t{b} * plan_->block_rows() + h.members[b * plan_->block_rows() + i]);
-        }
-        if (cluster.rows.empty()) continue;
-        for (int d = 0; d < shape_.head_dim; ++d) {
-          cluster.centroid.push_back(keys.mean[d] +
-                                     static_cast<double>(keys.step[d]) * keys.centroids[layout.CentroidAt(slot, d)]);
-          cluster.value_mean.push_back(values.mean[d] +
-                                       static_cast<double>(values.step[d]) * values.means[layout.ValueAt(slot, d)]);
-        }
-        cluster.shape = test::ToDouble(keys.shape, shape_.head_dim);
-        cluster.key_step = test::ToDouble(keys.step, shape_.head_dim);
-        cluster.value_step = test::ToDouble(values.step, shape_.head_dim);
-        cluster.half_trace = keys.half_traces[slot];
-        EXPECT_EQ(keys.counts[slot], static_cast<float>(cluster.rows.size()));
-        EXPECT_FLOAT_EQ(keys.log_counts[slot], std::log(static_cast<float>(cluster.rows.size())));
-        clusters.push_back(cluster);
-      }
-    }
-    return clusters;
+  std::vector<PlainCluster> UsableClusters(int kv_head) const {
+    return test::UsableClusters(*plan_, shape_, kv_head, visible_);
   }
 
   // The whole method of joint_operator.h for one KV head, in double.
   std::vector<Vector> Restated(int kv_head, double tau, std::int64_t* rows_read) const {
-    const std::vector<Cluster> clusters = UsableClusters(kv_head);
+    const std::vector<PlainCluster> clusters = UsableClusters(kv_head);
     std::vector<bool> covered(cache_->n_rows(), false);
-    for (const Cluster& c : clusters) {
+    for (const PlainCluster& c : clusters) {
       for (const std::int64_t r : c.rows) covered[r] = true;
     }
     const int group = shape_.group();
@@ -215,8 +179,8 @@ TEST_F(JointOperatorTest, SummariesDescribeTheirRows) {
   for (int kv_head = 0; kv_head < 2; ++kv_head) {
     std::map<std::int64_t, Vector> variances;  // per block, summed over the rows
     std::vector<int> uses(640, 0);
-    const std::vector<Cluster> clusters = UsableClusters(kv_head);
-    for (const Cluster& cluster : clusters) {
+    const std::vector<PlainCluster> clusters = UsableClusters(kv_head);
+    for (const PlainCluster& cluster : clusters) {
       const auto count = static_cast<double>(cluster.rows.size());
       Vector key_mean(40, 0.0), value_mean(40, 0.0), variance(40, 0.0);
       for (const std::int64_t r : cluster.rows) {
@@ -239,7 +203,7 @@ TEST_F(JointOperatorTest, SummariesDescribeTheirRows) {
       }
       EXPECT_NEAR(cluster.half_trace, trace / count / 2, 1e-5 * trace + 1e-10);
     }
-    for (const Cluster& cluster : clusters) {
+    for (const PlainCluster& cluster : clusters) {
       const Vector& block = variances.at(cluster.rows[0] / 64);
       const double total = std::accumulate(block.begin(), block.end(), 0.0);
       for (int d = 0; d < 40; ++d) EXPECT_NEAR(cluster.shape[d], block[d] / total, 1e-6);
