@@ -15,7 +15,8 @@ extern "C" {
 
 /* Sets one option by the lower-case name of its environment variable without the SCSA_ prefix: "mode" (auto, exact,
  * off, limit), "preset" (fast, seed), "tolerance" (0 ... 1), "calibrate" (steps), "crossover" (cached rows), "taus" (a
- * file of thresholds, read at once; empty: none), "audit" (share, 0 ... 1), "stats" (0, 1). Returns NULL, or one line
+ * file of thresholds, read at once; empty: none), "audit" (share, 0 ... 1), "prompt_tolerance" (0 ... 1; 0: prompts are
+ * exact), "progress" (0, 1), "stats" (0, 1). Returns NULL, or one line
  * that says what is wrong (static or thread-local storage, valid until this thread's next call); then nothing was
  * changed. "mode" takes effect at once for nodes that the plugin already holds, and for others when llama.cpp next
  * builds a graph. Options of the operator hold for layers first seen afterwards. */
@@ -48,6 +49,14 @@ struct scsa_plugin_stats {
   uint64_t audit_ns;           /* wall time of the audit, part of attn_ns */
   uint64_t prompt_rows;        /* query rows of prompts that a calibration window used, once per layer */
   uint64_t prompt_ns;          /* wall time of building and calibrating during prompts, part of attn_ns */
+  /* Tiles of prompts with a prompt tolerance: some query rows of one KV head together. */
+  uint64_t prompt_tiles;            /* answered */
+  uint64_t prompt_sparse_tiles;     /* of them, answered sparsely */
+  uint64_t prompt_measured_tiles;   /* of them, answered exactly and measured at every threshold */
+  uint64_t prompt_rows_read;        /* cached rows read, each once per tile; not part of rows_read */
+  uint64_t prompt_rows_visible;     /* cached rows visible, each once per tile: the 100 % of prompt_rows_read */
+  uint64_t prompt_audited_tiles;    /* measured tiles for which a threshold was in force */
+  uint64_t prompt_error_millionths; /* sum of their mean relative errors at it, times a million */
 };
 typedef void (*scsa_plugin_get_stats_t)(struct scsa_plugin_stats* stats);
 #define SCSA_PLUGIN_GET_STATS "scsa_plugin_get_stats"

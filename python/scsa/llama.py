@@ -36,6 +36,13 @@ _STATS_FIELDS = (
     "audit_ns",
     "prompt_rows",
     "prompt_ns",
+    "prompt_tiles",
+    "prompt_sparse_tiles",
+    "prompt_measured_tiles",
+    "prompt_rows_read",
+    "prompt_rows_visible",
+    "prompt_audited_tiles",
+    "prompt_error_millionths",
 )
 
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <string>
 
 #include "core/parallel.h"
@@ -14,6 +15,7 @@
 #include "plugin/mask.h"
 #include "plugin/node.h"
 #include "plugin/options.h"
+#include "plugin/prompt_progress.h"
 #include "plugin/stats.h"
 
 namespace scsa::plugin {
@@ -172,6 +174,23 @@ void PrepareDecoding(BackendState& state, const AttentionNode& a, int stream) {
   Count(GlobalCounters().failures, 1);
 }
 
+// The rows of a prompt where the user allows sparse answers, and whether blocks served them. Empty: not answered.
+std::optional<Path> AttendPrompt(BackendState& state, const AttentionNode& a, int stream) {
+  std::string error;
+  if (const auto layer = LayerTable::Get().FindOrCreate(&state, a, stream, &error)) {
+    std::lock_guard lock(layer->mutex());
+    if (!layer->sparse_prompts()) return std::nullopt;
+    bool sparse = false;
+    const Status status =
+        layer->AttendPrompt(a, stream, state.visible.data(), state.n_threads, state.workspace, &sparse);
+    if (status.ok()) return sparse ? kSparse : kExact;
+    error = status.message();
+  }
+  LogOnce("the sparse operator failed on a prompt (" + error + "); answering exactly");
+  Count(GlobalCounters().failures, 1);
+  return std::nullopt;
+}
+
 // Attention of one stream. A message that is not empty: nothing was written, the reason is the message.
 std::string ComputeStream(BackendState& state, const AttentionNode& a, int stream, Mode mode) {
   const std::int64_t words = (a.n_kv + 63) / 64;
@@ -179,6 +198,14 @@ std::string ComputeStream(BackendState& state, const AttentionNode& a, int strea
   const auto kv_heads = static_cast<std::uint64_t>(a.shape.kv_heads);
   const std::uint64_t row_bytes = RowBytes(a.k_type, a.shape.head_dim) + RowBytes(a.v_type, a.shape.head_dim);
 
+  const bool prompt = a.n_q > kMaxDecodeRows;
+  if (CurrentProgress()) {
+    if (prompt) {
+      ShowPromptBatch(a.layer, a.n_q, visible);
+    } else {
+      EndPromptProgress();
+    }
+  }
   const bool eligible = SparseEligible(a, mode, visible);
   if (eligible && a.n_q == 1) {
     std::string error;
@@ -199,13 +226,22 @@ std::string ComputeStream(BackendState& state, const AttentionNode& a, int strea
     Count(GlobalCounters().failures, 1);
   }
 
-  const VisibleSets sets{state.visible.data(), words};
-  const Status status = ExactAttention(a.shape, a.Query(stream), a.Kv(stream), sets, a.params, state.n_threads,
-                                       state.workspace, a.Out(stream));
-  if (!status.ok()) return status.message();
-  CountCall(a, kExact, visible, visible * kv_heads, visible * kv_heads * row_bytes);
-  Observe(a, stream, kExact, state.visible.data(), words);
-  if (eligible && a.n_q > kMaxDecodeRows) PrepareDecoding(state, a, stream);
+  std::optional<Path> path;
+  if (eligible && prompt) path = AttendPrompt(state, a, stream);
+  if (!path) {
+    const VisibleSets sets{state.visible.data(), words};
+    const Status status = ExactAttention(a.shape, a.Query(stream), a.Kv(stream), sets, a.params, state.n_threads,
+                                         state.workspace, a.Out(stream));
+    if (!status.ok()) return status.message();
+    path = kExact;
+  }
+  if (*path == kSparse) {
+    CountCall(a, kSparse, 0, 0, 0);  // the rows of a sparse prompt are counted by tile
+  } else {
+    CountCall(a, kExact, visible, visible * kv_heads, visible * kv_heads * row_bytes);
+  }
+  Observe(a, stream, *path, state.visible.data(), words);
+  if (eligible && prompt) PrepareDecoding(state, a, stream);
   return {};
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <map>
 #include <new>
 
@@ -60,6 +61,12 @@ Status CachedLayer::Init(const Options& options, std::span<const float> taus) {
   logged_.assign(layer_->head_reads().begin(), layer_->head_reads().end());
   seen_.assign(Words(key_.rows), 0);
   written_.assign(Words(key_.rows), 0);
+  if (options.prompt_tolerance > 0) {
+    PromptConfig prompt;
+    prompt.tolerance = options.prompt_tolerance;
+    if (status = layer_->SetPrompt(prompt); !status.ok()) return status;
+    sparse_prompts_ = true;
+  }
   if (taus.empty()) return StartOver(options);
   for (std::size_t head = 0; head < taus.size(); ++head) {
     status = layer_->SetTau(static_cast<int>(head), taus[head]);
@@ -163,6 +170,19 @@ Verify CachedLayer::ChooseVerify(const std::uint64_t* visible, std::size_t words
   return jump ? Verify::kFull : Verify::kSample;
 }
 
+void CachedLayer::CountBuilding(const LayerStats& before, const LayerStats& after) {
+  Counters& counters = GlobalCounters();
+  Count(counters.plan_build_ns, after.build_ns - before.build_ns);
+  Count(counters.rebuild_count, after.rebuild_count - before.rebuild_count);
+  Count(counters.dropped_blocks, after.dropped_blocks - before.dropped_blocks);
+  Count(counters.failures, after.build_failures - before.build_failures);
+  Count(counters.plan_bytes, after.plan_bytes - plan_bytes_);
+  plan_bytes_ = after.plan_bytes;
+  if (after.build_failures != before.build_failures) {
+    LogOnce("a plan could not be built (out of memory?); answering exactly");
+  }
+}
+
 Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets& sets, const LogitParams& params,
                          const std::uint64_t* visible, int n_threads, Workspace& workspace, const OutView& out,
                          Outcome* outcome) {
@@ -172,17 +192,8 @@ Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets
   const Status status = layer_->Attend(q, kv, sets, params, verify, n_threads, workspace, out);
   const LayerStats after = layer_->stats();
 
-  Counters& counters = GlobalCounters();
-  Count(counters.plan_build_ns, after.build_ns - before.build_ns);
-  Count(counters.rebuild_count, after.rebuild_count - before.rebuild_count);
-  Count(counters.dropped_blocks, after.dropped_blocks - before.dropped_blocks);
-  Count(counters.failures, after.build_failures - before.build_failures);
-  Count(counters.plan_bytes, after.plan_bytes - plan_bytes_);
-  plan_bytes_ = after.plan_bytes;
+  CountBuilding(before, after);
   LogAudit(before, after);
-  if (after.build_failures != before.build_failures) {
-    LogOnce("a plan could not be built (out of memory?); answering exactly");
-  }
   if (!status.ok()) return status;
 
   outcome->path = 0;
@@ -207,6 +218,43 @@ Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uin
   const VisibleSets sets{visible, static_cast<std::int64_t>(Words(node.n_kv))};
   return Step(node.Query(stream), node.Kv(stream), sets, node.params, visible, n_threads, workspace, node.Out(stream),
               outcome);
+}
+
+Status CachedLayer::AttendPrompt(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
+                                 Workspace& workspace, bool* sparse) {
+  if (stale_.exchange(false, std::memory_order_acq_rel)) layer_->DropPlans();
+  const std::size_t words = Words(node.n_kv);
+  const Verify verify = ChooseVerify(visible + static_cast<std::size_t>(node.n_q - 1) * words, words);
+  const LayerStats before = layer_->stats();
+  // What the KV heads did so far, together.
+  const auto sum = [this](auto field) {
+    auto total = decltype(PromptHead{}.*field){};
+    for (const PromptHead& head : layer_->prompt_heads()) total += head.*field;
+    return total;
+  };
+  struct Total {
+    std::uint64_t PromptHead::*field;
+    std::atomic<std::uint64_t>& counter;
+    std::uint64_t before = 0;
+  };
+  Counters& counters = GlobalCounters();
+  Total totals[] = {{&PromptHead::tiles, counters.prompt_tiles},
+                    {&PromptHead::sparse, counters.prompt_sparse_tiles},
+                    {&PromptHead::measured, counters.prompt_measured_tiles},
+                    {&PromptHead::audited, counters.prompt_audited_tiles},
+                    {&PromptHead::rows_read, counters.prompt_rows_read},
+                    {&PromptHead::rows_visible, counters.prompt_rows_visible}};
+  for (Total& total : totals) total.before = sum(total.field);
+  const double errors_before = sum(&PromptHead::error_sum);
+  const VisibleSets sets{visible, static_cast<std::int64_t>(words)};
+  const Status status = layer_->AttendPrompt(node.Query(stream), node.Kv(stream), sets, node.params, verify, n_threads,
+                                             workspace, node.Out(stream));
+  CountBuilding(before, layer_->stats());
+  *sparse = sum(&PromptHead::tiles) != totals[0].before;
+  for (const Total& total : totals) Count(total.counter, sum(total.field) - total.before);
+  Count(counters.prompt_error_millionths,
+        static_cast<std::uint64_t>(std::lround(1e6 * (sum(&PromptHead::error_sum) - errors_before))));
+  return status;
 }
 
 Status CachedLayer::Prefill(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,

@@ -75,6 +75,12 @@ class CachedLayer {
   // Sparse attention of one query row. `visible` has ceil(n_kv / 64) words. Call with the mutex held.
   Status Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
                 Workspace& workspace, Outcome* outcome);
+  // Whether prompts are answered sparsely.
+  bool sparse_prompts() const { return sparse_prompts_; }
+  // Attention of the query rows of a prompt, sparse where that pays. `visible` has ceil(n_kv / 64) words per row.
+  // *sparse: whether blocks served it. Call with the mutex held.
+  Status AttendPrompt(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
+                      Workspace& workspace, bool* sparse);
   // Makes ready for decoding with the query rows of a prompt, which were answered already: builds the blocks that they
   // complete, and calibrates on some of them where that was not done yet at such a length. `visible` has ceil(n_kv /
   // 64) words per row. Call with the mutex held. Throws std::bad_alloc.
@@ -88,6 +94,8 @@ class CachedLayer {
               const std::uint64_t* visible, int n_threads, Workspace& workspace, const OutView& out, Outcome* outcome);
   // Starts the audit anew. tolerance as in AuditConfig.
   void StartAudit(double share, float tolerance);
+  // Adds what happened since `before` to the plugin's counters.
+  void CountBuilding(const LayerStats& before, const LayerStats& after);
   void LogReads();
   void LogAudit(const LayerStats& before, const LayerStats& after);
   Verify ChooseVerify(const std::uint64_t* visible, std::size_t words);
@@ -100,6 +108,7 @@ class CachedLayer {
   std::unique_ptr<Layer> layer_;
   int calibrate_ = 0;  // steps of a window, 0: thresholds are given
   bool calibrated_ = false;
+  bool sparse_prompts_ = false;
   std::uint64_t calibrated_at_ = 0;  // visible rows when the last window was opened
   std::optional<float> tolerance_;
   std::uint64_t plan_bytes_ = 0;

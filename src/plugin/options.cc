@@ -18,8 +18,14 @@ struct Variable {
   const char* variable;
 };
 constexpr Variable kVariables[] = {
-    {"mode", "SCSA_MODE"},           {"preset", "SCSA_PRESET"},       {"tolerance", "SCSA_TOLERANCE"},
-    {"calibrate", "SCSA_CALIBRATE"}, {"crossover", "SCSA_CROSSOVER"}, {"audit", "SCSA_AUDIT"},
+    {"mode", "SCSA_MODE"},
+    {"preset", "SCSA_PRESET"},
+    {"tolerance", "SCSA_TOLERANCE"},
+    {"calibrate", "SCSA_CALIBRATE"},
+    {"crossover", "SCSA_CROSSOVER"},
+    {"audit", "SCSA_AUDIT"},
+    {"prompt_tolerance", "SCSA_PROMPT_TOLERANCE"},
+    {"progress", "SCSA_PROGRESS"},
     {"stats", "SCSA_STATS"},
 };
 
@@ -55,6 +61,7 @@ Store& GlobalStore() {
 }
 std::atomic<Mode> g_mode{Mode::kAuto};
 std::atomic<std::int64_t> g_crossover{kDefaultCrossover};
+std::atomic<bool> g_progress{false};
 
 }  // namespace
 
@@ -121,6 +128,16 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
     options->audit = share;
     return {};
   }
+  if (name == "prompt_tolerance") {
+    return Parse(value, 0.0f, 1.0f, &options->prompt_tolerance)
+               ? ""
+               : Bad(value, "a number from 0 (prompts are exact) to 1, for example 0.025");
+  }
+  if (name == "progress") {
+    if (value != "0" && value != "1") return Bad(value, "0 or 1");
+    options->progress = value == "1";
+    return {};
+  }
   if (name == "stats") {
     if (value != "0" && value != "1") return Bad(value, "0 or 1");
     options->stats = value == "1";
@@ -128,7 +145,8 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
   }
   std::string message = "unknown option \"";
   return message.append(name).append(
-      "\"; there are mode, preset, tolerance, calibrate, crossover, taus, audit and stats");
+      "\"; there are mode, preset, tolerance, calibrate, crossover, taus, audit, prompt_tolerance, "
+      "progress and stats");
 }
 
 std::string OptionsFromEnvironment(Options* options) {
@@ -175,6 +193,8 @@ Options CurrentOptions() {
 
 Mode CurrentMode() { return g_mode.load(std::memory_order_relaxed); }
 
+bool CurrentProgress() { return g_progress.load(std::memory_order_relaxed); }
+
 std::int64_t CurrentCrossover() { return g_crossover.load(std::memory_order_relaxed); }
 
 void InstallOptions(const Options& options) {
@@ -182,6 +202,7 @@ void InstallOptions(const Options& options) {
   GlobalStore().options = options;
   g_mode.store(options.mode, std::memory_order_relaxed);
   g_crossover.store(options.crossover, std::memory_order_relaxed);
+  g_progress.store(options.progress, std::memory_order_relaxed);
 }
 
 }  // namespace scsa::plugin

@@ -37,6 +37,8 @@ struct Options {
   std::int64_t crossover = kDefaultCrossover;
   std::shared_ptr<const TausSource> taus;  // thresholds in place of a calibration window; nullptr: none
   double audit = kDefaultAuditShare;       // AuditConfig::share
+  float prompt_tolerance = 0;              // PromptConfig::tolerance
+  bool progress = false;                   // show the reading of prompts on a terminal
   bool stats = false;                      // print a summary at exit
 };
 
@@ -58,6 +60,7 @@ std::string TausMisfit(const Options& options);
 Options CurrentOptions();
 Mode CurrentMode();
 std::int64_t CurrentCrossover();
+bool CurrentProgress();
 void InstallOptions(const Options& options);
 
 }  // namespace scsa::plugin

@@ -44,6 +44,13 @@ void GetStats(scsa_plugin_stats* stats) {
   all.audit_ns = load(c.audit_ns);
   all.prompt_rows = load(c.prompt_rows);
   all.prompt_ns = load(c.prompt_ns);
+  all.prompt_tiles = load(c.prompt_tiles);
+  all.prompt_sparse_tiles = load(c.prompt_sparse_tiles);
+  all.prompt_measured_tiles = load(c.prompt_measured_tiles);
+  all.prompt_rows_read = load(c.prompt_rows_read);
+  all.prompt_rows_visible = load(c.prompt_rows_visible);
+  all.prompt_audited_tiles = load(c.prompt_audited_tiles);
+  all.prompt_error_millionths = load(c.prompt_error_millionths);
   std::memcpy(stats, &all, std::min(stats->struct_size, sizeof(all)));
 }
 
@@ -61,6 +68,23 @@ std::string AuditLine(const scsa_plugin_stats& s) {
                 "scsa: audit: %llu outputs in %.1f ms, error median %.4f (%s), p99 %.4f, %llu heads recalibrated\n",
                 static_cast<unsigned long long>(s.audited_outputs), static_cast<double>(s.audit_ns) / 1e6, audit.median,
                 interval, audit.p99, static_cast<unsigned long long>(s.recalibrated_heads));
+  return text;
+}
+
+// Nothing where prompts are exact.
+std::string PromptLine(const scsa_plugin_stats& s) {
+  if (s.prompt_tiles == 0) return {};
+  char error[64] = "error not measured yet";
+  if (s.prompt_audited_tiles > 0) {
+    std::snprintf(error, sizeof(error), "mean error %.4f in %llu tiles",
+                  1e-6 * static_cast<double>(s.prompt_error_millionths) / static_cast<double>(s.prompt_audited_tiles),
+                  static_cast<unsigned long long>(s.prompt_audited_tiles));
+  }
+  char text[256];
+  std::snprintf(text, sizeof(text), "scsa: prompts: %llu tiles (sparse %llu, measured %llu), rows read %.1f %%, %s\n",
+                static_cast<unsigned long long>(s.prompt_tiles), static_cast<unsigned long long>(s.prompt_sparse_tiles),
+                static_cast<unsigned long long>(s.prompt_measured_tiles),
+                100.0 * static_cast<double>(s.prompt_rows_read) / static_cast<double>(s.prompt_rows_visible), error);
   return text;
 }
 
@@ -89,7 +113,7 @@ std::string StatsSummary() {
                 static_cast<unsigned long long>(s.dropped_blocks), static_cast<unsigned long long>(s.failures),
                 static_cast<unsigned long long>(s.calibrated_layers), ms(s.prompt_ns),
                 static_cast<unsigned long long>(s.prompt_rows));
-  return text + AuditLine(s);
+  return text + PromptLine(s) + AuditLine(s);
 }
 
 void Log(const std::string& message) { std::fprintf(stderr, "scsa: %s\n", message.c_str()); }

@@ -19,6 +19,9 @@ struct Counters {
   std::atomic<std::uint64_t> calibrated_layers{0};
   std::atomic<std::uint64_t> audited_outputs{0}, recalibrated_heads{0}, audit_failures{0}, audit_ns{0};
   std::atomic<std::uint64_t> prompt_rows{0}, prompt_ns{0};
+  std::atomic<std::uint64_t> prompt_tiles{0}, prompt_sparse_tiles{0}, prompt_measured_tiles{0};
+  std::atomic<std::uint64_t> prompt_rows_read{0}, prompt_rows_visible{0};
+  std::atomic<std::uint64_t> prompt_audited_tiles{0}, prompt_error_millionths{0};
 };
 Counters& GlobalCounters();
 
