@@ -217,6 +217,33 @@ SCSA_API enum scsa_status scsa_layer_attend(scsa_layer* layer, const struct scsa
  * failed stay unbuilt. */
 SCSA_API enum scsa_status scsa_layer_seal(scsa_layer* layer, const struct scsa_kv* kv, int64_t end_row, int n_threads);
 
+/* Attention of the rows of a prompt, in tiles of consecutive query rows: preset fast answers them sparsely after
+ * scsa_layer_set_prompt, with thresholds of its own that are calibrated on the way; everything else is exact. Errors
+ * are those of scsa_exact_attention. */
+SCSA_API enum scsa_status scsa_layer_attend_prompt(scsa_layer* layer, const struct scsa_kv* kv,
+                                                   const struct scsa_attend_args* args, scsa_workspace* workspace);
+/* tolerance: mean relative L2 error of the outputs of a tile, 0: everything is exact. share: of the tiles that are
+ * answered exactly and measured, 0 < share <= 1. Forgets what was calibrated before. */
+SCSA_API enum scsa_status scsa_layer_set_prompt(scsa_layer* layer, float tolerance, double share);
+
+/* scsa_layer_attend_prompt and one KV head, since scsa_layer_set_prompt. */
+struct scsa_prompt_head {
+  size_t struct_size;
+  uint64_t tiles;        /* answered */
+  uint64_t sparse;       /* of them, answered sparsely */
+  uint64_t measured;     /* of them, measured */
+  uint64_t audited;      /* measured tiles for which a threshold, chosen without them, was in force */
+  double error_sum;      /* of their mean relative errors at it */
+  uint64_t rows_read;    /* each row once per tile */
+  uint64_t rows_visible; /* to some query of the tile */
+  float tau;             /* threshold in force, 0 before the first measured tile */
+  float reserved;        /* 0 */
+};
+#define SCSA_PROMPT_HEAD_INIT \
+  { sizeof(struct scsa_prompt_head), 0, 0, 0, 0, 0.0, 0, 0, 0.0f, 0.0f }
+SCSA_API enum scsa_status scsa_layer_get_prompt_head(const scsa_layer* layer, int kv_head,
+                                                     struct scsa_prompt_head* head);
+
 /* Rows that were (or are about to be) overwritten: blocks that cover one of them are dropped. rows may be NULL when
  * n_rows is 0. */
 SCSA_API enum scsa_status scsa_layer_notify_writes(scsa_layer* layer, const int64_t* rows, size_t n_rows);

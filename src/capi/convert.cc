@@ -198,6 +198,19 @@ Status WriteAuditSummary(const AuditSummary& from, scsa_audit_summary* to) {
                      "scsa_audit_summary", to);
 }
 
+Status WritePromptHead(const PromptHead& from, scsa_prompt_head* to) {
+  scsa_prompt_head c = SCSA_PROMPT_HEAD_INIT;
+  c.tiles = from.tiles;
+  c.sparse = from.sparse;
+  c.measured = from.measured;
+  c.audited = from.audited;
+  c.error_sum = from.error_sum;
+  c.rows_read = from.rows_read;
+  c.rows_visible = from.rows_visible;
+  c.tau = from.tau;
+  return WriteStruct(c, "head", to);
+}
+
 Status WriteStats(const LayerStats& from, scsa_stats* to) {
   scsa_stats stats;
   stats.struct_size = sizeof(stats);

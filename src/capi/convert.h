@@ -68,6 +68,7 @@ Status ReadVerify(int verify, Verify* to);
 Status WriteShape(const Shape& from, scsa_shape* to);
 Status WriteConfig(const Config& from, scsa_config* to);
 Status WriteAuditSummary(const AuditSummary& from, scsa_audit_summary* to);
+Status WritePromptHead(const PromptHead& from, scsa_prompt_head* to);
 Status WriteStats(const LayerStats& from, scsa_stats* to);
 // to's texts point into `from`.
 Status WriteModel(const ModelIdentity& from, scsa_model* to);

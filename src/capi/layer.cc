@@ -16,6 +16,23 @@ namespace {
 using scsa::Status;
 using namespace scsa::capi;
 
+// One of the two ways of a layer to answer.
+enum scsa_status AttendWith(scsa_layer* layer, const scsa_kv* kv, const scsa_attend_args* args,
+                            scsa_workspace* workspace, decltype(&scsa::Layer::Attend) attend) {
+  return WithLayer(layer, [&](scsa::Layer& target) -> Status {
+    scsa::KvView view;
+    AttendArgs call;
+    if (Status status = AllOf(ReadKv(kv, &view), ReadAttendArgs(args, &call), NotNull(workspace, "workspace"));
+        !status.ok()) {
+      return status;
+    }
+    scsa::Verify verify;
+    if (Status status = ReadVerify(call.verify, &verify); !status.ok()) return status;
+    return (target.*attend)(call.q, view, call.visible, call.params, verify, call.n_threads, workspace->workspace,
+                            call.out);
+  });
+}
+
 }  // namespace
 
 enum scsa_status scsa_workspace_create(scsa_workspace** workspace) {
@@ -65,17 +82,30 @@ void scsa_layer_destroy(scsa_layer* layer) {
 
 enum scsa_status scsa_layer_attend(scsa_layer* layer, const struct scsa_kv* kv, const struct scsa_attend_args* args,
                                    scsa_workspace* workspace) {
-  return WithLayer(layer, [&](scsa::Layer& target) -> Status {
-    scsa::KvView view;
-    AttendArgs call;
-    if (Status status = AllOf(ReadKv(kv, &view), ReadAttendArgs(args, &call), NotNull(workspace, "workspace"));
-        !status.ok()) {
-      return status;
+  return AttendWith(layer, kv, args, workspace, &scsa::Layer::Attend);
+}
+
+enum scsa_status scsa_layer_attend_prompt(scsa_layer* layer, const struct scsa_kv* kv,
+                                          const struct scsa_attend_args* args, scsa_workspace* workspace) {
+  return AttendWith(layer, kv, args, workspace, &scsa::Layer::AttendPrompt);
+}
+
+enum scsa_status scsa_layer_set_prompt(scsa_layer* layer, float tolerance, double share) {
+  return WithLayer(layer, [&](scsa::Layer& target) {
+    scsa::PromptConfig config;
+    config.tolerance = tolerance;
+    config.share = share;
+    return target.SetPrompt(config);
+  });
+}
+
+enum scsa_status scsa_layer_get_prompt_head(const scsa_layer* layer, int kv_head, struct scsa_prompt_head* head) {
+  return WithLayer(layer, [&](const scsa::Layer& target) -> Status {
+    if (kv_head < 0 || kv_head >= target.shape().kv_heads) {
+      return Status::Invalid("kv_head is " + std::to_string(kv_head) + ", must be 0 ... " +
+                             std::to_string(target.shape().kv_heads - 1));
     }
-    scsa::Verify verify;
-    if (Status status = ReadVerify(call.verify, &verify); !status.ok()) return status;
-    return target.Attend(call.q, view, call.visible, call.params, verify, call.n_threads, workspace->workspace,
-                         call.out);
+    return WritePromptHead(target.prompt_heads()[static_cast<std::size_t>(kv_head)], head);
   });
 }
 

@@ -44,7 +44,31 @@ class Numbers {
   std::set<int> used_;
 };
 
+// Hides a number that has a name, and asks for it.
+void AddPasskey(std::string_view kind, std::string_view owner, const std::string& key, int haystack, double depth,
+                RetrievalSet* set) {
+  const std::string name = fmt::format("{} of the {}", kind, owner);
+  set->needles.push_back({depth, fmt::format("The {0} is {1}. Remember it: {1} is the {0}.", name, key)});
+  RetrievalQuestion& question = set->questions.emplace_back();
+  question.task = RetrievalTask::kPasskey;
+  question.haystack = haystack;
+  question.depth = depth;
+  question.question = fmt::format("What is the {}?", name);
+  question.answer_start = fmt::format("The {} is", name);
+  question.expected = {key};
+}
+
 }  // namespace
+
+RetrievalSet MakePasskeySet(std::uint64_t seed, int keys) {
+  RetrievalSet set;
+  Numbers numbers(seed);
+  for (int i = 0; i < keys; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    AddPasskey(kKinds[at % kKinds.size()], kOwners[at % kOwners.size()], numbers.Next(), 0, (i + 0.5) / keys, &set);
+  }
+  return set;
+}
 
 std::string_view TaskName(RetrievalTask task) {
   constexpr std::array<std::string_view, 3> kNames = {"passkey", "multi-needle", "variables"};
@@ -64,14 +88,9 @@ RetrievalSet MakeRetrievalSet(std::uint64_t seed, int haystack) {
     return added;
   };
   for (std::size_t i = 0; i < kDepths.size(); ++i) {
-    const std::string name = fmt::format("{} of the {}", kKinds[(h + i) % kKinds.size()],
-                                         kOwners[(kDepths.size() * h + i) % kOwners.size()]);
     const std::string key = numbers.Next();
-    RetrievalQuestion& passkey = question(RetrievalTask::kPasskey, near(kDepths[i]));
-    set.needles.push_back({passkey.depth, fmt::format("The {0} is {1}. Remember it: {1} is the {0}.", name, key)});
-    passkey.question = fmt::format("What is the {}?", name);
-    passkey.answer_start = fmt::format("The {} is", name);
-    passkey.expected = {key};
+    AddPasskey(kKinds[(h + i) % kKinds.size()], kOwners[(kDepths.size() * h + i) % kOwners.size()], key, haystack,
+               near(kDepths[i]), &set);
   }
 
   std::array<std::string_view, kParts> cities;

@@ -43,6 +43,10 @@ struct RetrievalSet {
 // on the arguments alone.
 RetrievalSet MakeRetrievalSet(std::uint64_t seed, int haystack);
 
+// Pass keys (or the like) alone, as many as asked for, 1 ... 8, at depths spread evenly. Depends on the arguments
+// alone.
+RetrievalSet MakePasskeySet(std::uint64_t seed, int keys);
+
 // Puts the needles between the paragraphs of `text` (its lines where no line is blank), each as a paragraph of its own,
 // and cuts the text so that there are exactly `length` tokens. ToolError when the needles do not fit, or the text is
 // too short.

@@ -34,7 +34,6 @@ figcaption { font-size: .875rem; color: #444; }
 )";
 
 bool IsGate(const Record& record) { return !TextIn(record, "gate").empty() && NumberIn(record, "context"); }
-bool IsDecode(const Record& record) { return !TextIn(record, "arm").empty() && NumberIn(record, "tok_s"); }
 
 struct Cell {
   std::string text;
@@ -113,6 +112,23 @@ Row DecodeRow(const Record& record) {
           {sparse ? Value(record, "plan_bytes", "{:.1f}", 1e-6) : "-", ""}};
 }
 
+Row PrefillRow(const Record& record) {
+  const std::string found = Value(record, "found", "{:.0f}");
+  return {{ArmLabel(record), ""},
+          {Value(record, "context", "{:.0f}"), ""},
+          {Value(record, "ttft_s", "{:.2f}"), ""},
+          {Value(record, "tok_s", "{:.0f}"), ""},
+          {Value(record, "speedup_vs_llama", "{:.2f} x"), ""},
+          {Value(record, "attention_s", "{:.2f}"), ""},
+          {Value(record, "first_step_ms", "{:.1f}"), ""},
+          {Value(record, "rows_read", "{:.1f} %", 100.0), ""},
+          {Value(record, "error_mean", "{:.4f}"), ""},
+          {Value(record, "perplexity", "{:.3f}"), ""},
+          {Value(record, "kl_mean", "{:.4f}"), ""},
+          {Value(record, "nll_delta", "{:+.4f}"), ""},
+          {found == "-" ? found : fmt::format("{}/{}", found, Value(record, "hidden", "{:.0f}")), ""}};
+}
+
 // A table for each model, below `title`; nothing where there are no such records.
 std::string Tables(std::span<const Record> records, const std::string& title, bool (*wanted)(const Record&),
                    Row (*row)(const Record&), const std::vector<std::string>& header) {
@@ -152,7 +168,7 @@ std::string HtmlText(std::string_view text) {
   return html;
 }
 
-bool IsReportable(const Record& record) { return IsGate(record) || IsDecode(record); }
+bool IsReportable(const Record& record) { return IsGate(record) || IsDecode(record) || IsPrefill(record); }
 
 std::string ReportPage(std::span<const Record> records, std::span<const Figure> figures) {
   std::string html = fmt::format(
@@ -165,6 +181,9 @@ std::string ReportPage(std::span<const Record> records, std::span<const Figure> 
   html += Tables(records, "Decoding", IsDecode, DecodeRow,
                  {"arm", "context", "tok/s", "median ms", "p99 ms", "vs llama", "rows read", "agreement", "KL",
                   "attn error", "audit median", "plan build ms", "plan MB"});
+  html += Tables(records, "Prompts", IsPrefill, PrefillRow,
+                 {"arm", "tokens", "first token s", "tok/s", "vs llama", "attention s", "first step ms", "rows read",
+                  "error", "perplexity", "KL after", "NLL after", "facts found"});
   if (!figures.empty()) html += "<h2>Figures</h2>\n<div class=\"figures\">\n";
   for (const Figure& figure : figures) {
     html += fmt::format("<figure><h3>{}</h3>{}<figcaption>{}</figcaption></figure>\n", HtmlText(figure.title),

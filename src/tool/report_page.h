@@ -22,11 +22,11 @@ struct Figure {
 // Characters that HTML gives a meaning to are replaced.
 std::string HtmlText(std::string_view text);
 
-// Whether a record is one of those that the page shows: of bench decode or eval freerun.
+// Whether a record is one of those that the page shows: of bench decode, bench prefill or eval freerun.
 bool IsReportable(const Record& record);
 
-// One self-contained HTML page: what was run, the gates of eval freerun, the results of bench decode as a table, the
-// figures. It refers to nothing outside itself.
+// One self-contained HTML page: what was run, the gates of eval freerun, the results of bench decode
+// and bench prefill as tables, the figures. It refers to nothing outside itself.
 std::string ReportPage(std::span<const Record> records, std::span<const Figure> figures);
 
 }  // namespace scsa::tool

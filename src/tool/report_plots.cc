@@ -55,8 +55,6 @@ std::string Axes(std::string_view x, std::string_view y) {
   return fmt::format("set xlabel {}\nset ylabel {}\n", GnuplotText(x), GnuplotText(y));
 }
 
-bool IsDecode(const Record& record) { return NumberIn(record, "tok_s") && record.contains("arm"); }
-
 // Ranges that a single point does not collapse.
 std::string WideRange(std::span<const Series> curves) {
   std::set<double> xs;
@@ -67,13 +65,14 @@ std::string WideRange(std::span<const Series> curves) {
 }
 
 // One curve per arm over the context lengths.
-void AddOverContext(std::span<const Record> records, const char* field, const std::string& title,
-                    const std::string& unit, const std::string& caption, std::vector<Plot>& plots) {
+void AddOverContext(std::span<const Record> records, bool (*wanted)(const Record&), const char* field,
+                    const std::string& title, const std::string& unit, const std::string& caption,
+                    std::vector<Plot>& plots) {
   std::map<std::string, std::map<std::string, Points>> models;
   for (const Record& record : records) {
     const auto context = NumberIn(record, "context");
     const auto value = NumberIn(record, field);
-    if (IsDecode(record) && context && value) {
+    if (wanted(record) && context && value) {
       models[TextIn(record, "model")][ArmLabel(record)].emplace_back(*context, *value);
     }
   }
@@ -247,8 +246,16 @@ std::string TextIn(const Record& record, const char* field) {
   return value == record.end() || !value->is_string() ? "" : value->get<std::string>();
 }
 
+bool IsPrefill(const Record& record) {
+  return !TextIn(record, "arm").empty() && (NumberIn(record, "ttft_s") || NumberIn(record, "perplexity"));
+}
+bool IsDecode(const Record& record) {
+  return !TextIn(record, "arm").empty() && NumberIn(record, "tok_s") && !IsPrefill(record);
+}
+
 std::string ArmLabel(const Record& record) {
   std::string label = TextIn(record, "arm");
+  if (label == "sparse") return fmt::format("{} {}", label, NumberIn(record, "prompt_tolerance").value_or(0.0));
   if (label != "scsa") return label;
   if (const std::string preset = TextIn(record, "preset"); !preset.empty()) label += ' ' + preset;
   if (const auto tolerance = NumberIn(record, "tolerance")) label += fmt::format(" {}", *tolerance);
@@ -257,8 +264,12 @@ std::string ArmLabel(const Record& record) {
 
 std::vector<Plot> PlotsOf(std::span<const Record> records) {
   std::vector<Plot> plots;
-  AddOverContext(records, "tok_s", "Speed", "tokens per second", "Timed steps over their total time.", plots);
-  AddOverContext(records, "ms_median", "Step time", "milliseconds", "Median time of a decode step.", plots);
+  AddOverContext(records, IsDecode, "tok_s", "Speed", "tokens per second", "Timed steps over their total time.", plots);
+  AddOverContext(records, IsDecode, "ms_median", "Step time", "milliseconds", "Median time of a decode step.", plots);
+  AddOverContext(records, IsPrefill, "ttft_s", "Time to the first token", "seconds", "Reading a prompt of that length.",
+                 plots);
+  AddOverContext(records, IsPrefill, "attention_s", "Attention in prompts", "seconds",
+                 "Part of the time to the first token.", plots);
   AddOverTolerance(records, plots);
   AddHeatMaps(records, "head_rows_read", 100.0, "Rows read", "rows read, % of the visible", plots);
   AddHeatMaps(records, "head_bytes_read", 1e-3, "Bytes read", "kB per step", plots);

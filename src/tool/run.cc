@@ -33,8 +33,9 @@ struct CommandOptions {
   int tokens = 256;
   int threads = 0;
   int context = 0;
-  std::string preset;               // otherwise the plugin's
-  std::optional<double> tolerance;  // otherwise the preset's
+  std::string preset;                      // otherwise the plugin's
+  std::optional<double> tolerance;         // otherwise the preset's
+  std::optional<double> prompt_tolerance;  // otherwise the plugin's
   std::string taus;
   std::string mode = "auto";
   std::optional<double> audit;  // otherwise the plugin's share
@@ -58,6 +59,18 @@ struct Figures {
   std::vector<double> sparse_ms;
   std::vector<double> exact_ms;
 
+  // Of a sparse prompt: rows read as a share of the visible ones, tile by tile, and the mean error of measured tiles.
+  std::optional<double> prompt_rows_read, prompt_error;
+
+  void CountPrompt(const scsa_plugin_stats& spent) {
+    if (spent.prompt_rows_visible > 0) {
+      prompt_rows_read = static_cast<double>(spent.prompt_rows_read) / static_cast<double>(spent.prompt_rows_visible);
+    }
+    if (spent.prompt_audited_tiles > 0) {
+      prompt_error =
+          1e-6 * static_cast<double>(spent.prompt_error_millionths) / static_cast<double>(spent.prompt_audited_tiles);
+    }
+  }
   double TokensPerSecond() const { return decode_seconds > 0.0 ? answer_tokens / decode_seconds : 0.0; }
 };
 
@@ -80,11 +93,20 @@ int ContextSize(const CommandOptions& options, const Model& model, std::size_t p
   return options.context;
 }
 
-void Prefill(Context& context, std::span<const llama_token> prompt, Figures& figures) {
+// What sparse prompts read; empty where the prompt is exact.
+std::string PromptReadsText(const Figures& figures) {
+  return figures.prompt_rows_read ? fmt::format(", rows read {:.1f} %", 100.0 * *figures.prompt_rows_read) : "";
+}
+
+void Prefill(const PluginClient& plugin, Context& context, std::span<const llama_token> prompt, Figures& figures) {
   Progress progress;
   const auto start = Clock::now();
   const int total = static_cast<int>(prompt.size());
-  context.Decode(prompt, [&](int done) { progress.Show("reading: " + RateText(done, total, SecondsSince(start))); });
+  const scsa_plugin_stats before = plugin.Stats();
+  context.Decode(prompt, [&](int done) {
+    figures.CountPrompt(StatsDifference(plugin.Stats(), before));
+    progress.Show("reading: " + RateText(done, total, SecondsSince(start)) + PromptReadsText(figures));
+  });
   figures.prompt_tokens = total;
   figures.prefill_seconds = SecondsSince(start);
 }
@@ -164,8 +186,10 @@ std::string ErrorText(const scsa_plugin_audit& audit) {
 
 std::string FiguresLine(const CommandOptions& options, const Figures& figures) {
   std::string line =
-      fmt::format("{} tokens at {:.1f} tok/s (prompt: {} tokens at {:.1f} tok/s)", figures.answer_tokens,
-                  figures.TokensPerSecond(), figures.prompt_tokens, figures.prompt_tokens / figures.prefill_seconds);
+      fmt::format("{} tokens at {:.1f} tok/s (prompt: {} tokens at {:.1f} tok/s{}{})", figures.answer_tokens,
+                  figures.TokensPerSecond(), figures.prompt_tokens, figures.prompt_tokens / figures.prefill_seconds,
+                  PromptReadsText(figures),
+                  figures.prompt_error ? fmt::format(", measured error {:.4f}", *figures.prompt_error) : "");
   if (!figures.rows_read) {
     return line + (options.mode == "off" ? ", llama.cpp's attention" : ", exact attention") + CalibrationText(figures);
   }
@@ -185,14 +209,19 @@ std::string FiguresJson(const CommandOptions& options, const Model& model, const
   const auto median = [](const std::vector<double>& values) {
     return values.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(Quantile(values, 0.5));
   };
+  const auto number = [](const std::optional<double>& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
+  };
   object["model"] = model.name();
   object["mode"] = options.mode;
   object["answer"] = answer;
   object["prompt_tokens"] = figures.prompt_tokens;
   object["prefill_tok_s"] = figures.prompt_tokens / figures.prefill_seconds;
+  object["prompt_rows_read"] = number(figures.prompt_rows_read);
+  object["prompt_error_mean"] = number(figures.prompt_error);
   object["answer_tokens"] = figures.answer_tokens;
   object["tok_s"] = figures.TokensPerSecond();
-  object["rows_read"] = figures.rows_read ? nlohmann::ordered_json(*figures.rows_read) : nullptr;
+  object["rows_read"] = number(figures.rows_read);
   object["error_mean"] = error(audit.mean);
   object["error_median"] = error(audit.median);
   object["error_median_low"] = error(audit.observations < SCSA_AUDIT_INTERVAL_FROM ? NAN : audit.median_low);
@@ -229,6 +258,7 @@ void Run(CommandOptions options) {
   if (!options.preset.empty()) plugin.Set("preset", options.preset);
   if (options.tolerance) plugin.Set("tolerance", fmt::format("{}", *options.tolerance));
   if (taus) plugin.Set("taus", options.taus);
+  if (options.prompt_tolerance) plugin.Set("prompt_tolerance", fmt::format("{}", *options.prompt_tolerance));
   if (options.audit) plugin.Set("audit", fmt::format("{}", *options.audit));
   const Model model(options.model);
   if (taus) CheckTausFit(options.taus, taus->file, model);
@@ -236,7 +266,7 @@ void Run(CommandOptions options) {
   Context context(model, ContextSize(options, model, prompt.size()), CacheType::kF16, threads);
 
   Figures figures;
-  Prefill(context, prompt, figures);
+  Prefill(plugin, context, prompt, figures);
   plugin.ResetAudit();  // the answer's error, not that of the prompt's rows
   const std::string answer = Generate(options, model, plugin, context, figures);
   if (options.json) {
@@ -266,6 +296,10 @@ void AddRunCommand(CLI::App& parent) {
   app->add_option("--tolerance", options->tolerance, "Attention error that calibration aims at (default: the preset's)")
       ->type_name("X")
       ->check(CLI::Range(1e-6, 1.0).description(""));
+  app->add_option("--prompt-tolerance", options->prompt_tolerance,
+                  "Attention error that a sparse prompt is calibrated to (default: the prompt is exact)")
+      ->type_name("X")
+      ->check(CLI::Range(0.0, 1.0).description(""));
   app->add_option("--taus", options->taus, "Thresholds of scsa calibrate, in place of a calibration window")
       ->type_name("FILE");
   app->add_option("--mode", options->mode, "auto (sparse when long), exact, off (llama.cpp's own attention)")

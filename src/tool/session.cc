@@ -130,19 +130,52 @@ Context::Context(const Model& model, int n_ctx, CacheType type, int threads) : n
   }
 }
 
+namespace {
+
+std::string DecodeError() {
+  return fmt::format("llama.cpp failed to decode ({})",
+                     g_last_llama_error.empty() ? "context full" : g_last_llama_error);
+}
+
+}  // namespace
+
 void Context::Decode(std::span<const llama_token> tokens, const std::function<void(int)>& progress) {
   for (std::size_t begin = 0; begin < tokens.size();) {
     const std::size_t n = std::min<std::size_t>(kBatch, tokens.size() - begin);
     // llama_batch_get_one takes the tokens as mutable and does not change them.
     auto* first = const_cast<llama_token*>(tokens.data() + begin);
     if (llama_decode(get(), llama_batch_get_one(first, static_cast<std::int32_t>(n))) != 0) {
-      throw ToolError(fmt::format("llama.cpp failed to decode ({})",
-                                  g_last_llama_error.empty() ? "context full" : g_last_llama_error));
+      throw ToolError(DecodeError());
     }
     begin += n;
     if (progress) progress(static_cast<int>(begin));
   }
   llama_synchronize(get());
+}
+
+void Context::DecodeAll(std::span<const llama_token> tokens,
+                        const std::function<void(std::size_t, std::span<const float>)>& visit) {
+  const llama_pos position = llama_memory_seq_pos_max(llama_get_memory(get()), 0) + 1;
+  llama_batch batch = llama_batch_init(kBatch, 0, 1);
+  const std::unique_ptr<llama_batch, void (*)(llama_batch*)> guard(&batch,
+                                                                   [](llama_batch* b) { llama_batch_free(*b); });
+  for (std::size_t begin = 0; begin < tokens.size(); begin += kBatch) {
+    const std::size_t n = std::min<std::size_t>(kBatch, tokens.size() - begin);
+    batch.n_tokens = static_cast<std::int32_t>(n);
+    for (std::size_t i = 0; i < n; ++i) {
+      batch.token[i] = tokens[begin + i];
+      batch.pos[i] = position + static_cast<llama_pos>(begin + i);
+      batch.n_seq_id[i] = 1;
+      batch.seq_id[i][0] = 0;
+      batch.logits[i] = 1;
+    }
+    if (llama_decode(get(), batch) != 0) throw ToolError(DecodeError());
+    for (std::size_t i = 0; i < n; ++i) {
+      const float* logits = llama_get_logits_ith(get(), static_cast<std::int32_t>(i));
+      if (logits == nullptr) throw ToolError("llama.cpp returned no logits");
+      visit(begin + i, {logits, static_cast<std::size_t>(n_vocab_)});
+    }
+  }
 }
 
 bool Context::Truncate(int length) {

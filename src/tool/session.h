@@ -59,6 +59,9 @@ class Context {
   // Appends the tokens in batches; the logits of the last one stay readable. `progress(done)` after each batch, if any.
   // ToolError when decoding fails.
   void Decode(std::span<const llama_token> tokens, const std::function<void(int)>& progress = {});
+  // The same, with the logits after every token: `visit(i, logits)` for each, in order.
+  void DecodeAll(std::span<const llama_token> tokens,
+                 const std::function<void(std::size_t, std::span<const float>)>& visit);
   // Forgets what was decoded from position `length` on. False where the cache cannot be brought back to what it was
   // then, as with layers that see a sliding window and have dropped rows since; its content is undefined then.
   bool Truncate(int length);

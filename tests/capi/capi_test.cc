@@ -273,6 +273,64 @@ TEST_P(BothPresets, LayerGivesTheBitsOfCpp) {
   pair.ExpectSame();
 }
 
+TEST_P(BothPresets, PromptIsThatOfCpp) {
+  constexpr int kRows = 1500;
+  constexpr int kQueries = 120;
+  const SyntheticCache cache(kShape, kRows, DType::kF16);
+  const KvView kv = cache.View();
+  const scsa_kv c_kv = CKv(kv);
+  std::vector<float> q;
+  for (std::uint32_t row = 0; row < kQueries; ++row) {
+    const std::vector<float> of_row = test::RandomQueries(kShape, row / 60);  // two texts, so that few clusters matter
+    q.insert(q.end(), of_row.begin(), of_row.end());
+  }
+  std::unique_ptr<Layer> cpp;
+  ASSERT_TRUE(Layer::Create(kShape, ConfigFor(GetParam()), &cpp).ok());
+  PromptConfig prompt;
+  prompt.tolerance = 0.2f;
+  prompt.share = 0.5;
+  ASSERT_TRUE(cpp->SetPrompt(prompt).ok());
+  const CLayer c = NewLayer(CConfig(static_cast<int>(GetParam())));
+  ASSERT_EQ(scsa_layer_set_prompt(c.get(), 0.2f, 0.5), SCSA_OK);
+  const CWorkspace c_workspace = NewWorkspace();
+  Workspace workspace;
+  for (int call = 0; call < 3; ++call) {
+    std::vector<float> c_out;
+    const scsa_attend_args args = CArgs(q, &c_out, kQueries);
+    ASSERT_EQ(scsa_layer_attend_prompt(c.get(), &c_kv, &args, c_workspace.get()), SCSA_OK) << LastError();
+    std::vector<float> out(q.size());
+    LogitParams params;
+    params.scale = 0.3f;
+    ASSERT_TRUE(cpp->AttendPrompt({q.data(), kOutSize, kShape.head_dim, kQueries}, kv, {}, params, Verify::kNone, 2,
+                                  workspace, {out.data(), kOutSize, kShape.head_dim})
+                    .ok());
+    EXPECT_TRUE(SameBits(out, c_out)) << call;
+  }
+  for (int h = 0; h < kShape.kv_heads; ++h) {
+    const PromptHead& expected = cpp->prompt_heads()[static_cast<std::size_t>(h)];
+    scsa_prompt_head head = SCSA_PROMPT_HEAD_INIT;
+    ASSERT_EQ(scsa_layer_get_prompt_head(c.get(), h, &head), SCSA_OK);
+    // Three calls of three tiles each; preset seed answers exactly.
+    EXPECT_EQ(head.tiles, GetParam() == Preset::kFast ? 9u : 0u);
+    EXPECT_EQ(head.tiles, expected.tiles);
+    EXPECT_EQ(head.sparse, expected.sparse);
+    EXPECT_EQ(head.sparse > 0, GetParam() == Preset::kFast);
+    EXPECT_EQ(head.measured, expected.measured);
+    EXPECT_EQ(head.audited, expected.audited);
+    EXPECT_EQ(head.error_sum, expected.error_sum);
+    EXPECT_EQ(head.rows_read, expected.rows_read);
+    EXPECT_EQ(head.rows_visible, expected.rows_visible);
+    EXPECT_EQ(head.tau, expected.tau);
+  }
+  scsa_prompt_head head = SCSA_PROMPT_HEAD_INIT;
+  EXPECT_EQ(scsa_layer_get_prompt_head(c.get(), 2, &head), SCSA_INVALID_ARGUMENT);
+  EXPECT_TRUE(ErrorSays("kv_head is 2, must be 0 ... 1"));
+  EXPECT_EQ(scsa_layer_set_prompt(c.get(), -1.0f, 0.5), SCSA_INVALID_ARGUMENT);
+  EXPECT_TRUE(ErrorSays("the prompt's tolerance is -1"));
+  EXPECT_EQ(scsa_layer_set_prompt(c.get(), 0.1f, 0.0), SCSA_INVALID_ARGUMENT);
+  EXPECT_TRUE(ErrorSays("the share of measured tiles is 0"));
+}
+
 TEST_P(BothPresets, SealIsThatOfCpp) {
   const SyntheticCache cache(kShape, 1100, DType::kF16, 4);
   Pair pair(GetParam());

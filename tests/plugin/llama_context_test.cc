@@ -149,6 +149,41 @@ TEST_F(LlamaContext, PromptMakesDecodingReady) {
   EXPECT_GT(after.rebuild_count, before.rebuild_count);
 }
 
+TEST_F(LlamaContext, SparsePromptsAreWithinTheirTolerance) {
+  const std::vector<llama_token> text = TextTokens(model_.get(), 3000);
+  const auto read = [&](const char* tolerance) {
+    LoadedPlugin::Get().Set("prompt_tolerance", tolerance);
+    LoadedPlugin::Get().Set("mode", "auto");
+    ContextOptions options;
+    options.n_ctx = 3072;
+    const LlamaContextPtr context = MakeLlama(model_.get(), options);
+    return Decode(context.get(), text, 0);
+  };
+  const auto start = LoadedPlugin::Get().Stats();
+  const std::vector<float> exact = read("0");
+  EXPECT_EQ(LoadedPlugin::Get().Stats().prompt_tiles, start.prompt_tiles);
+  // Nothing meets this tolerance, so that the smallest threshold opens most clusters, and such tiles are exact.
+  EXPECT_LT(KlDivergence(exact, read("0.000001")), 1e-4);
+  const auto tight = LoadedPlugin::Get().Stats();
+  EXPECT_GT(tight.prompt_tiles, start.prompt_tiles);
+  EXPECT_GT(tight.prompt_measured_tiles, start.prompt_measured_tiles);
+  const std::vector<float> loose = read("0.05");
+  const auto after = LoadedPlugin::Get().Stats();
+  LoadedPlugin::Get().Set("prompt_tolerance", "0");
+  // Tiles are sparse from about 1,500 rows on, and read a part of the rows.
+  EXPECT_GT(after.prompt_sparse_tiles - tight.prompt_sparse_tiles, (after.prompt_tiles - tight.prompt_tiles) / 3);
+  EXPECT_LT(static_cast<double>(after.prompt_rows_read - tight.prompt_rows_read),
+            0.8 * static_cast<double>(after.prompt_rows_visible - tight.prompt_rows_visible));
+  const std::uint64_t audited = after.prompt_audited_tiles - tight.prompt_audited_tiles;
+  ASSERT_GT(audited, 0u);
+  const double error = 1e-6 * static_cast<double>(after.prompt_error_millionths - tight.prompt_error_millionths) /
+                       static_cast<double>(audited);
+  EXPECT_LT(error, 2 * 0.05);
+  EXPECT_GT(error, 0.05 / 4);
+  EXPECT_LT(KlDivergence(exact, loose), 0.1);
+  EXPECT_GT(KlDivergence(exact, loose), 0.0);
+}
+
 TEST_F(LlamaContext, LongerPromptCalibratesAgain) {
   LoadedPlugin::Get().Set("mode", "auto");
   LoadedPlugin::Get().Set("calibrate", "4");

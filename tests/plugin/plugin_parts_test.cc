@@ -71,6 +71,12 @@ TEST(SetOption, TakesEveryAllowedValue) {
   EXPECT_EQ(o.crossover, 12345);
   EXPECT_EQ(SetOption("stats", "1", &o), "");
   EXPECT_TRUE(o.stats);
+  EXPECT_EQ(SetOption("prompt_tolerance", "0.05", &o), "");
+  EXPECT_FLOAT_EQ(o.prompt_tolerance, 0.05f);
+  EXPECT_EQ(SetOption("prompt_tolerance", "0", &o), "");
+  EXPECT_EQ(o.prompt_tolerance, 0.0f);
+  EXPECT_EQ(SetOption("progress", "1", &o), "");
+  EXPECT_TRUE(o.progress);
   for (const char* share : {"0", "1", "0.004", "1e-9"}) {
     EXPECT_EQ(SetOption("audit", share, &o), "");
     EXPECT_EQ(o.audit, std::atof(share));
@@ -97,7 +103,7 @@ TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
       {"crossover", "-5"},    {"crossover", "4k"},  {"stats", "yes"},          {"stats", "2"},
       {"calibrate", "99999"}, {"colour", "red"},    {"taus", "/no/such/file"}, {"taus", "/dev/null"},
       {"audit", "-0.1"},      {"audit", "1.5"},     {"audit", "nan"},          {"audit", "1e-10"},
-      {"audit", "1%"},
+      {"audit", "1%"},        {"progress", "on"},   {"prompt_tolerance", "2"}, {"prompt_tolerance", "-0.1"},
   };
   for (const auto& [name, value] : bad) {
     Options o;
@@ -110,6 +116,8 @@ TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
     EXPECT_EQ(o.crossover, before.crossover);
     EXPECT_EQ(o.stats, before.stats);
     EXPECT_EQ(o.audit, before.audit);
+    EXPECT_EQ(o.prompt_tolerance, before.prompt_tolerance);
+    EXPECT_EQ(o.progress, before.progress);
     EXPECT_EQ(o.taus, nullptr);
   }
 }

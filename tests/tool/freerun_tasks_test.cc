@@ -81,6 +81,23 @@ TEST(MakeRetrievalSet, AsksForNumbersThatStandInOneNeedleEach) {
   EXPECT_NE(MakeRetrievalSet(7, 1).questions[0].expected, MakeRetrievalSet(8, 1).questions[0].expected);
 }
 
+TEST(MakePasskeySet, HidesAsManyAsAskedForAtEvenDepths) {
+  const RetrievalSet set = MakePasskeySet(1, 4);
+  ASSERT_EQ(set.questions.size(), 4u);
+  ASSERT_EQ(set.needles.size(), 4u);
+  std::set<std::string> numbers, names;
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_DOUBLE_EQ(set.needles[i].depth, 0.125 + 0.25 * static_cast<double>(i));
+    ASSERT_EQ(set.questions[i].expected.size(), 1u);
+    EXPECT_NE(set.needles[i].text.find(set.questions[i].expected[0]), std::string::npos);
+    numbers.insert(set.questions[i].expected[0]);
+    names.insert(set.questions[i].answer_start);
+  }
+  EXPECT_EQ(numbers.size(), 4u);
+  EXPECT_EQ(names.size(), 4u);
+  EXPECT_NE(MakePasskeySet(2, 4).questions[0].expected, set.questions[0].expected);
+}
+
 TEST(BuildHaystack, PutsNeedlesBetweenParagraphsAndCutsToLength) {
   std::string text;
   for (int i = 0; i < 20; ++i) text += "paragraph\n\n";                   // 11 tokens each

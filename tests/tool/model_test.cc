@@ -246,21 +246,32 @@ TEST_F(ModelTest, BenchDecodeRefusesWhatDoesNotFit) {
 TEST_F(ModelTest, BenchPrefillMeasuresEveryArm) {
   const std::vector<std::string> base = {"bench", "prefill", "-m", SCSA_TEST_MODEL, "-f", Path("text.txt"), "-t", "2"};
   std::vector<std::string> command = base;
-  command.insert(command.end(), {"-c", "1100", "-n", "3", "--crossover", "600", "--json", "-"});
+  command.insert(command.end(), {"-c", "1100", "-n", "3", "--crossover", "600", "--quality", "--quality-steps", "4",
+                                 "--prompt-tolerance", "0.05", "--json", "-"});
   const CommandResult run = Scsa(command);
   ASSERT_EQ(run.status, 0) << run.err;
   const nlohmann::json records = nlohmann::json::parse(run.out);
-  ASSERT_EQ(records.size(), 3u);
+  ASSERT_EQ(records.size(), 4u);
   for (std::size_t i = 0; i < records.size(); ++i) {
     const auto& record = records[i];
-    EXPECT_EQ(record["arm"], (std::vector<std::string>{"llama", "exact", "scsa"})[i]);
+    EXPECT_EQ(record["arm"], (std::vector<std::string>{"llama", "exact", "scsa", "sparse"})[i]);
     EXPECT_EQ(record["context"], 1100);
     EXPECT_GT(record["ttft_s"].get<double>(), record["attention_s"].get<double>());
     EXPECT_GT(record["first_step_ms"].get<double>(), 0.0);
-    // Both compute the prompt in f32.
+    // All but the last compute the prompt exactly. That one has no blocks of 1,024 rows before its last batch.
     EXPECT_LT(record["kl_prompt"].get<double>(), 1e-3);
-    // Only the sparse arm builds and calibrates while it reads.
-    EXPECT_EQ(record["ready_s"].get<double>() > 0.0, i == 2);
+    // Only with the sparse operator blocks are built and heads calibrated during the prompt.
+    EXPECT_EQ(record["ready_s"].get<double>() > 0.0, i >= 2);
+    EXPECT_EQ(record["rows_read"].is_null(), i != 3);
+    // What follows is judged after exact and after sparse prompts.
+    ASSERT_EQ(record["perplexity"].is_null(), i == 0 || i == 2);
+    if (record["perplexity"].is_null()) continue;
+    EXPECT_GT(record["perplexity"].get<double>(), 2.0);
+    EXPECT_LT(record["perplexity"].get<double>(), 200.0);
+    EXPECT_EQ(record["hidden"], 4);
+    EXPECT_LE(record["found"].get<int>(), 4);
+    EXPECT_LT(record["kl_mean"].get<double>(), 0.01);
+    if (i == 1) EXPECT_EQ(record["kl_mean"], 0.0);
   }
   command = base;
   command.insert(command.end(), {"-c", "9000"});

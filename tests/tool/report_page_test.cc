@@ -72,7 +72,18 @@ std::vector<Record> Records() {
            {"limit", 0.15},
            {"limit_kind", "at most"},
            {"verdict", "pass"}},
-          {{"model", "some<model>"}, {"context", 2000}, {"gate", "variables"}, {"verdict", "none"}}};
+          {{"model", "some<model>"}, {"context", 2000}, {"gate", "variables"}, {"verdict", "none"}},
+          {{"model", "some<model>"},
+           {"context", 7900},
+           {"arm", "sparse"},
+           {"prompt_tolerance", 0.025},
+           {"ttft_s", 30.2},
+           {"tok_s", 262.0},
+           {"attention_s", 4.98},
+           {"rows_read", 0.212},
+           {"nll_delta", 0.0056},
+           {"found", 6},
+           {"hidden", 7}}};
 }
 
 std::vector<Figure> Draw(const std::vector<Record>& records) {
@@ -100,12 +111,19 @@ TEST(ReportPage, HoldsTablesAndFiguresAndNothingFromOutside) {
   EXPECT_NE(page.find("dense fails: no verdict"), std::string::npos);
   EXPECT_NE(page.find("<td>scsa fast 0.01</td>"), std::string::npos);
   EXPECT_NE(page.find("<td>+0.020</td>"), std::string::npos);
+  // A prompt is no decoding.
+  EXPECT_NE(page.find("<h2>Prompts: some&lt;model&gt;</h2>"), std::string::npos);
+  const std::size_t prompt = page.find(
+      "<td>sparse 0.025</td><td>7900</td><td>30.20</td><td>262</td><td>-</td><td>4.98</td>"
+      "<td>-</td><td>21.2 %</td><td>-</td><td>-</td><td>-</td><td>+0.0056</td><td>6/7</td>");
+  EXPECT_NE(prompt, std::string::npos) << page;
+  EXPECT_EQ(page.find("<td>sparse 0.025</td>", prompt + 1), std::string::npos);
   for (const char* outside : {"http://", "https://", "<script", "src=", "@import"}) {
     EXPECT_EQ(page.find(outside), std::string::npos) << outside;
   }
 }
 
-TEST(IsReportable, TakesResultsOfTwoCommands) {
+TEST(IsReportable, TakesResultsOfThreeCommands) {
   for (const Record& record : Records()) EXPECT_TRUE(IsReportable(record)) << record.dump();
   for (const char* other : {"3", "null", "[]", "{}", R"({"arm": "exact"})", R"({"arm": 1, "tok_s": 2})"}) {
     EXPECT_FALSE(IsReportable(Record::parse(other))) << other;
@@ -118,6 +136,8 @@ TEST(PlotsOf, DrawsWhatTheRecordsHold) {
   EXPECT_EQ(titles, (std::vector<std::string>{
                         "Speed: some<model>",
                         "Step time: some<model>",
+                        "Time to the first token: some<model>",
+                        "Attention in prompts: some<model>",
                         "Speed and agreement over tolerance: some<model>, fast, 8000 tokens",
                         "Error over tolerance: some<model>, fast, 8000 tokens",
                         "Rows read: some<model>, scsa fast 0.01, 8000 tokens",
@@ -174,7 +194,7 @@ TEST(ReportPage, FitsWideAndNarrowWindowsOfABrowser) {
                     "file://" + (folder / "frame.html").string()});
     ASSERT_EQ(result.status, 0) << result.err;
     EXPECT_EQ(result.err.find("CONSOLE"), std::string::npos) << result.err;
-    const std::size_t found = result.out.find("found true,7,");
+    const std::size_t found = result.out.find("found true,9,");
     ASSERT_NE(found, std::string::npos) << width << " px: " << result.out.substr(0, 300);
     // Labels of the plots stay legible.
     EXPECT_GE(std::atof(result.out.c_str() + found + 13), 8.0) << width;

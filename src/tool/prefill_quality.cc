@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "prefill_quality.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "chat.h"
+#include "freerun_tasks.h"
+#include "stats.h"
+#include "tool_error.h"
+
+namespace scsa::tool {
+namespace {
+
+constexpr std::uint64_t kSeed = 1;  // of the hidden numbers
+constexpr int kHidden = 4;
+constexpr int kQuestionTokens = 96;  // at most, with the template's
+constexpr int kAnswerTokens = 24;
+constexpr std::size_t kShowEvery = 64;  // tokens
+
+// A haystack as a prompt, and how a question about it goes on.
+struct Document {
+  std::vector<llama_token> tokens;  // the prompt and what follows it
+  RetrievalSet facts;
+  ChatFrame frame;
+};
+
+Document MakeDocument(const Model& model, std::string_view text, int length) {
+  Document document;
+  document.facts = MakePasskeySet(kSeed, kHidden);
+  document.frame = ChatFrameOf(model);
+  const auto tokenize = [&](std::string_view part) { return model.Tokenize(part, false, false); };
+  document.tokens = document.frame.before;
+  const std::vector<llama_token> introduction =
+      tokenize("Some facts are hidden in the following text. Remember them: you will be asked for them.\n\n");
+  document.tokens.insert(document.tokens.end(), introduction.begin(), introduction.end());
+  const std::vector<llama_token> filled =
+      BuildHaystack(tokenize, text, document.facts.needles, length - static_cast<int>(document.tokens.size()));
+  document.tokens.insert(document.tokens.end(), filled.begin(), filled.end());
+  return document;
+}
+
+// Sum of the negative log-likelihoods of tokens[1 ...], each after the ones before it.
+double ReadPrompt(Context& context, std::span<const llama_token> tokens, const std::function<void(int)>& progress) {
+  double nll = 0.0;
+  context.DecodeAll(tokens, [&](std::size_t position, std::span<const float> logits) {
+    if (position + 1 < tokens.size()) nll -= LogSoftmax(logits)[static_cast<std::size_t>(tokens[position + 1])];
+    if (position % kShowEvery == 0) progress(static_cast<int>(position));
+  });
+  return nll;
+}
+
+class Reader {
+ public:
+  Reader(const PrefillBenchOptions& options, const Model& model, const Document& document, int context,
+         const PluginClient& plugin)
+      : options_(options), model_(model), document_(document), length_(context), plugin_(plugin) {}
+
+  // log probabilities after each step of the exact arm, kept as the reference of the others.
+  PrefillQuality Measure(const PrefillArm& arm, const std::function<void(const std::string&)>& show) {
+    const bool is_reference = reference_.empty();
+    arm.Use(plugin_);
+    Context context(model_, length_ + std::max(options_.quality_steps, kQuestionTokens + kAnswerTokens),
+                    CacheType::kF16, options_.threads);
+    const std::span<const llama_token> tokens(document_.tokens);
+    const auto prompt = tokens.first(static_cast<std::size_t>(length_));
+    PrefillQuality quality;
+    quality.arm = arm;
+    quality.perplexity =
+        std::exp(ReadPrompt(context, prompt, [&](int done) { show(fmt::format("{} tokens", done)); }) / (length_ - 1));
+    // From here on attention is exact, whatever the arm: only the prompt's rows differ.
+    plugin_.Set("mode", "exact");
+    Follow(context, tokens.subspan(static_cast<std::size_t>(length_)), is_reference, quality);
+    for (std::size_t i = 0; i < document_.facts.questions.size(); ++i) {
+      show(fmt::format("question {}/{}", i + 1, document_.facts.questions.size()));
+      if (!context.Truncate(length_)) throw ToolError("--quality needs a model whose cache can be rewound");
+      Ask(context, document_.facts.questions[i], quality);
+    }
+    return quality;
+  }
+
+ private:
+  void Follow(Context& context, std::span<const llama_token> tokens, bool is_reference, PrefillQuality& quality) {
+    double kl = 0.0;
+    double nll = 0.0;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      std::vector<double> log_p = LogSoftmax(context.Logits());
+      nll -= log_p[static_cast<std::size_t>(tokens[i])];
+      if (is_reference) {
+        reference_.push_back(std::move(log_p));
+      } else {
+        kl += KlDivergence(reference_[i], log_p);
+      }
+      context.Decode(tokens.subspan(i, 1));
+    }
+    const auto steps = static_cast<double>(tokens.size());
+    if (is_reference) reference_nll_ = nll;
+    quality.kl_mean = kl / steps;
+    quality.nll_delta = (nll - reference_nll_) / steps;
+  }
+
+  void Ask(Context& context, const RetrievalQuestion& question, PrefillQuality& quality) {
+    std::vector<llama_token> asked = model_.Tokenize(fmt::format("\n\nQuestion: {}", question.question), false, false);
+    asked.insert(asked.end(), document_.frame.after.begin(), document_.frame.after.end());
+    const std::vector<llama_token> start = model_.Tokenize(question.answer_start, false, false);
+    asked.insert(asked.end(), start.begin(), start.end());
+    if (static_cast<int>(asked.size()) > kQuestionTokens) {
+      throw ToolError("the model's chat template is too long for this command");
+    }
+    context.Decode(asked);
+    std::string answer;
+    for (int i = 0; i < kAnswerTokens; ++i) {
+      const llama_token token = Argmax(context.Logits());
+      if (llama_vocab_is_eog(model_.vocab(), token)) break;
+      answer += model_.Piece(token);
+      context.Decode({&token, 1});
+    }
+    for (const bool found : FoundNumbers(answer, question.expected)) {
+      quality.found += found ? 1 : 0;
+      ++quality.hidden;
+    }
+  }
+
+  const PrefillBenchOptions& options_;
+  const Model& model_;
+  const Document& document_;
+  int length_;
+  const PluginClient& plugin_;
+  std::vector<std::vector<double>> reference_;
+  double reference_nll_ = 0.0;
+};
+
+}  // namespace
+
+std::vector<PrefillQuality> MeasurePrefillQuality(const PrefillBenchOptions& options, const Model& model,
+                                                  std::string_view text, int context, const PluginClient& plugin,
+                                                  Progress& progress) {
+  const Document document = MakeDocument(model, text, context + options.quality_steps);
+  Reader reader(options, model, document, context, plugin);
+  std::vector<PrefillArm> arms = {{Arm::kExact, 0.0}};
+  for (const double tolerance : options.tolerances) arms.push_back({Arm::kScsa, tolerance});
+  std::vector<PrefillQuality> results;
+  for (const PrefillArm& arm : arms) {
+    results.push_back(reader.Measure(arm, [&](const std::string& what) {
+      progress.Show(fmt::format("{} tokens, quality of {}: {}", context, arm.Name(), what));
+    }));
+  }
+  return results;
+}
+
+}  // namespace scsa::tool
