@@ -51,6 +51,7 @@ struct LayerStats {
   std::uint64_t recalibrated_heads = 0;  // thresholds that the audit had calibrated again
   std::uint64_t audit_failures = 0;      // audits and recalibrations given up, for memory was short
   std::uint64_t audit_ns = 0;            // wall time of the audit, its calibration windows not included
+  std::uint64_t step_failures = 0;       // calls answered exactly, or not recorded in a window, for memory was short
 };
 
 // What calls answered sparsely read of one KV head: its part of union_rows, visible_rows and bytes_read.
@@ -143,7 +144,8 @@ class Layer {
   Status StartCalibration(float tolerance);
   // Freezes, per threshold, the largest value of tau_grid() at which the median (seed), or the mean over all query
   // heads of the KV head (fast; interpolated between grid values), of the recorded errors is within the tolerance; the
-  // smallest one when none is; tau_default where nothing was recorded. kFailedPrecondition outside a window.
+  // smallest one when none is; tau_default where nothing was recorded. kFailedPrecondition outside a window;
+  // kOutOfMemory: the window stays open.
   Status FinishCalibration();
   bool calibrating() const;
   // Steps recorded in the present or last window.

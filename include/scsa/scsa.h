@@ -303,9 +303,10 @@ struct scsa_stats {
   uint64_t recalibrated_heads; /* thresholds that the audit had calibrated again */
   uint64_t audit_failures;     /* audits and recalibrations given up, for memory was short */
   uint64_t audit_ns;           /* wall time of the audit, its calibration windows not included */
+  uint64_t step_failures;      /* calls answered exactly, or not recorded in a window, for memory was short */
 };
 #define SCSA_STATS_INIT \
-  { sizeof(struct scsa_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(struct scsa_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 SCSA_API enum scsa_status scsa_layer_get_stats(const scsa_layer* layer, struct scsa_stats* stats);
 SCSA_API enum scsa_status scsa_layer_reset_stats(scsa_layer* layer);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -26,6 +27,14 @@ class [[nodiscard]] Status {
 
   static Status Ok() { return {}; }
   static Status Invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
+  // For handlers of std::bad_alloc: where there is no memory for the message either, a shorter one that needs none.
+  static Status OutOfMemory(const char* message) noexcept {
+    try {
+      return {StatusCode::kOutOfMemory, message};
+    } catch (const std::bad_alloc&) {
+      return {StatusCode::kOutOfMemory, "out of memory"};
+    }
+  }
 
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }

@@ -181,7 +181,8 @@ void BindFigures(nb::module_& m) {
       .def_ro("audited_outputs", &LayerStats::audited_outputs)
       .def_ro("recalibrated_heads", &LayerStats::recalibrated_heads)
       .def_ro("audit_failures", &LayerStats::audit_failures)
-      .def_ro("audit_ns", &LayerStats::audit_ns);
+      .def_ro("audit_ns", &LayerStats::audit_ns)
+      .def_ro("step_failures", &LayerStats::step_failures);
   nb::class_<AuditSample>(m, "AuditSample", "The error of one audited output.")
       .def_ro("call", &AuditSample::call)
       .def_ro("error", &AuditSample::error)

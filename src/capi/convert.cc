@@ -233,6 +233,7 @@ Status WriteStats(const LayerStats& from, scsa_stats* to) {
   stats.recalibrated_heads = from.recalibrated_heads;
   stats.audit_failures = from.audit_failures;
   stats.audit_ns = from.audit_ns;
+  stats.step_failures = from.step_failures;
   return WriteStruct(stats, "scsa_stats", to);
 }
 

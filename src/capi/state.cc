@@ -79,7 +79,7 @@ enum scsa_status scsa_state_taus_to_json(const scsa_state* state, const struct s
     std::string json;
     if (Status status = scsa::FormatTaus(origin, &json); !status.ok()) return status;
     json = target.TausToJson(*origin.model);
-    if (json.empty()) return {scsa::StatusCode::kOutOfMemory, "no memory to write taus JSON"};
+    if (json.empty()) return scsa::Status::OutOfMemory("no memory to write taus JSON");
     WriteText(json, text, size, length);
     return Status::Ok();
   });

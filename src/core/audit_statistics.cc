@@ -86,7 +86,7 @@ Status SummarizeAudit(std::span<const AuditSample> samples, AuditSummary* summar
   try {
     errors.reserve(samples.size());
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, "no memory for the figures of the audit"};
+    return Status::OutOfMemory("no memory for the figures of the audit");
   }
   double observations = 0;
   for (const AuditSample& sample : samples) {

@@ -2,6 +2,7 @@
 #include "core/block_plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <new>
@@ -249,12 +250,15 @@ int BlockPlan::DropChanged(const KvView& kv, Verify verify, int n_threads) {
   };
   for (int block = 0; block < n_blocks(); ++block) drop_if(block, built(block) && EndRow(block) > kv.n_kv);
   if (verify == Verify::kFull) {
-    std::vector<std::uint8_t> changed(n_blocks(), 0);
+    // Takes no memory: a check that could fail would leave changed blocks in use.
+    std::atomic<int> changed{0};
     ParallelFor(n_threads, n_blocks(), [&](std::int64_t task, int) {
       const auto block = static_cast<int>(task);
-      changed[block] = built(block) && !Unchanged(kv, block);
+      if (!built(block) || Unchanged(kv, block)) return;
+      built_[block] = 0;
+      changed.fetch_add(1, std::memory_order_relaxed);
     });
-    for (int block = 0; block < n_blocks(); ++block) drop_if(block, changed[block] != 0);
+    dropped += changed.load(std::memory_order_relaxed);
   } else if (verify == Verify::kSample) {
     // Rows first, then KV heads: whatever rewrites a cell rewrites all its heads, so another row says more.
     const std::uint64_t call = sample_++;

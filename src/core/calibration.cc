@@ -97,15 +97,15 @@ float CalibrationWindow::Statistic(CalibrationStatistic statistic, std::size_t f
 }
 
 void CalibrationWindow::Finish(CalibrationStatistic statistic, float tau_default, std::span<float> taus) {
-  open_ = false;
+  std::vector<float> chosen(taus.size(), tau_default);
   const std::size_t group = errors_.size() / taus.size();
-  for (std::size_t h = 0; h < taus.size(); ++h) {
-    taus[h] = tau_default;
-    if (steps_ == 0) continue;
+  for (std::size_t h = 0; steps_ > 0 && h < taus.size(); ++h) {
     std::array<float, kTauGridSize> errors;
     for (int g = 0; g < kTauGridSize; ++g) errors[g] = Statistic(statistic, h * group, group, g);
-    taus[h] = ThresholdWithin(grid_, errors, tolerance_, statistic == CalibrationStatistic::kMean);
+    chosen[h] = ThresholdWithin(grid_, errors, tolerance_, statistic == CalibrationStatistic::kMean);
   }
+  std::ranges::copy(chosen, taus.begin());
+  open_ = false;
 }
 
 float ThresholdWithin(std::span<const float, kTauGridSize> grid, std::span<const float, kTauGridSize> errors,

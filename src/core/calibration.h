@@ -65,7 +65,7 @@ class CalibrationWindow {
 
   // Closes the window. taus holds one threshold per query head, or one per KV head, which then pools the errors of its
   // query heads: ThresholdWithin of the statistic of the errors, interpolated with kMean; tau_default when nothing was
-  // recorded.
+  // recorded. Throws std::bad_alloc; then the window stays open and taus are as before.
   void Finish(CalibrationStatistic statistic, float tau_default, std::span<float> taus);
 
  private:

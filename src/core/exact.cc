@@ -112,9 +112,7 @@ Status ExactAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
   const bool with_visible = visible.words != nullptr;
   const std::size_t bytes = Scratch(nullptr, shape, q.n_q, split, with_visible).bytes;
   void* block = workspace.impl().Reserve(ScratchUser::kExact, bytes);
-  if (block == nullptr) {
-    return {StatusCode::kOutOfMemory, "out of memory: exact attention needs " + std::to_string(bytes) + " bytes"};
-  }
+  if (block == nullptr) return NoExactScratch(bytes);
   const Scratch scratch(block, shape, q.n_q, split, with_visible);
 
   const int group = shape.group();

@@ -62,10 +62,7 @@ Status TiledAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
   const auto team = static_cast<std::size_t>(std::min<std::int64_t>(n_threads, n_tasks));
   const std::size_t bytes = Scratch(nullptr, shape.head_dim, tile_rows * group).bytes;
   auto* memory = static_cast<std::byte*>(workspace.impl().Reserve(ScratchUser::kTile, bytes * team));
-  if (memory == nullptr) {
-    return {StatusCode::kOutOfMemory,
-            "out of memory: exact attention needs " + std::to_string(bytes * team) + " bytes"};
-  }
+  if (memory == nullptr) return NoExactScratch(bytes * team);
 
   ParallelFor(n_threads, n_tasks, [&](std::int64_t task, int thread) {
     const Scratch scratch(memory + bytes * static_cast<std::size_t>(thread), shape.head_dim, tile_rows * group);

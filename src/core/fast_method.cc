@@ -32,14 +32,20 @@ bool QueriesAreFinite(const Shape& shape, const LayerCall& call) {
 class FastMethod final : public SparseMethod {
  public:
   FastMethod(const Shape& shape, const Config& config)
-      : shape_(shape), config_(config), plan_(shape, config), operator_(shape, config), prompt_(shape, config) {}
+      : shape_(shape),
+        config_(config),
+        plan_(shape, config),
+        operator_(shape, config),
+        prompt_(shape, config),
+        reads_(shape.kv_heads) {}
 
   bool Prepare(const LayerCall& call, LayerStats* stats) override {
+    // First, whatever the query: the next call need not ask for the same check.
+    const int changed = plan_.DropChanged(call.kv, call.verify, call.n_threads);
+    stats->dropped_blocks += changed;
     // A centroid's logit says nothing about the capped logits of its members.
     if (call.params.softcap > 0 || !QueriesAreFinite(shape_, call)) return false;
     try {
-      const int changed = plan_.DropChanged(call.kv, call.verify, call.n_threads);
-      stats->dropped_blocks += changed;
       SetVisible(call);
       // Rows that were just found to have changed may still be changing: this call attends to them exactly.
       if (changed == 0) BuildDue(call, stats);
@@ -47,13 +53,14 @@ class FastMethod final : public SparseMethod {
         if (HasUsableBlock(plan_, call.kv.n_kv, visible_ + row * visible_stride_)) return true;
       }
     } catch (const std::bad_alloc&) {
-      ++stats->build_failures;
+      ++stats->step_failures;
     }
     return false;
   }
 
   Status Attend(const LayerCall& call, std::span<const float> taus, const OutView& out, LayerStats* stats) override {
     LayerStats counted = *stats;
+    std::ranges::fill(reads_, HeadReads{});
     try {
       for (int row = 0; row < call.q.n_q; ++row) {
         const Status status = operator_.Attend(plan_, Query(call, row), taus, call.n_threads, call.workspace,
@@ -61,10 +68,11 @@ class FastMethod final : public SparseMethod {
         if (!status.ok()) return status;
       }
     } catch (const std::bad_alloc&) {
-      return {StatusCode::kOutOfMemory, "no memory for a sparse attention step"};
+      return Status::OutOfMemory("no memory for a sparse attention step");
     }
     ++counted.sparse_steps;
     *stats = counted;
+    for (int h = 0; h < shape_.kv_heads; ++h) call.reads[h].Add(reads_[h]);
     return Status::Ok();
   }
 
@@ -80,7 +88,7 @@ class FastMethod final : public SparseMethod {
         for (int h = 0; h < shape_.q_heads; ++h) window->Record(h, errors_.data() + h * kTauGridSize);
       }
     } catch (const std::bad_alloc&) {
-      return {StatusCode::kOutOfMemory, "no memory to record a calibration step"};
+      return Status::OutOfMemory("no memory to record a calibration step");
     }
     return Status::Ok();
   }
@@ -90,7 +98,7 @@ class FastMethod final : public SparseMethod {
       const PromptQuery query{call.q, call.kv, visible_, visible_stride_, call.params};
       return prompt_.Attend(plan_, query, *thresholds, call.n_threads, call.workspace, out);
     } catch (const std::bad_alloc&) {
-      return {StatusCode::kOutOfMemory, "no memory for the sparse attention of a prompt"};
+      return Status::OutOfMemory("no memory for the sparse attention of a prompt");
     }
   }
 
@@ -102,7 +110,7 @@ class FastMethod final : public SparseMethod {
       }
       return Build(kv, n_threads, stats);
     } catch (const std::bad_alloc&) {
-      return {StatusCode::kOutOfMemory, "no memory for the plan of an attention layer"};
+      return Status::OutOfMemory("no memory for the plan of an attention layer");
     }
   }
 
@@ -116,9 +124,9 @@ class FastMethod final : public SparseMethod {
   }
 
  private:
-  JointQuery Query(const LayerCall& call, int row) const {
+  JointQuery Query(const LayerCall& call, int row) {
     return {call.q.data + row * call.q.row_stride, call.q.head_stride, &call.kv,
-            visible_ + row * visible_stride_,      call.params,        call.reads};
+            visible_ + row * visible_stride_,      call.params,        reads_.data()};
   }
 
   void SetVisible(const LayerCall& call) {
@@ -167,6 +175,7 @@ class FastMethod final : public SparseMethod {
   PromptOperator prompt_;
   std::vector<int> due_;
   std::vector<float> errors_;
+  std::vector<HeadReads> reads_;  // [kv_heads], of the present call
   std::vector<std::uint64_t> all_visible_;
   const std::uint64_t* visible_ = nullptr;  // of the present call
   std::int64_t visible_stride_ = 0;

@@ -39,7 +39,7 @@ Status Layer::Create(const Shape& shape, const Config& config, std::unique_ptr<L
   try {
     layer->reset(new Layer(std::make_unique<Impl>(shape, config)));
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, "no memory for an attention layer"};
+    return Status::OutOfMemory("no memory for an attention layer");
   }
   return Status::Ok();
 }
@@ -62,10 +62,14 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
     if (Status status = exact(); !status.ok()) return status;
     const bool recorded = layer.method->Record(call, out, recalibrating ? &layer.audit->window() : &layer.window).ok();
     ++(recorded ? layer.stats.calibration_steps : layer.stats.exact_steps);
+    if (!recorded) ++layer.stats.step_failures;
     if (recalibrating) layer.audit->AfterWindowStep(recorded, layer.config.tau_default, layer.taus, &layer.stats);
     return Status::Ok();
   }
-  if (!layer.method->Attend(call, layer.taus, out, &layer.stats).ok()) return answer_exactly();
+  if (!layer.method->Attend(call, layer.taus, out, &layer.stats).ok()) {
+    ++layer.stats.step_failures;
+    return answer_exactly();
+  }
   if (layer.audit != nullptr) layer.audit->Check(call, out, layer.tolerance, layer.taus, &layer.stats);
   return Status::Ok();
 }
@@ -76,9 +80,10 @@ Status Layer::AttendPrompt(const QueryView& q, const KvView& kv, const VisibleSe
   Impl& layer = *impl_;
   if (layer.serial) n_threads = 1;
   const LayerCall call{q, kv, visible, params, verify, n_threads, workspace, layer.reads.data()};
-  if (layer.prompt.config().tolerance > 0 && layer.method->Prepare(call, &layer.stats) &&
-      layer.method->AttendPrompt(call, &layer.prompt, out).ok()) {
-    return Status::Ok();
+  if (layer.prompt.config().tolerance > 0 && layer.method->Prepare(call, &layer.stats)) {
+    const Status status = layer.method->AttendPrompt(call, &layer.prompt, out);
+    if (status.ok()) return status;
+    if (status.code() == StatusCode::kOutOfMemory) ++layer.stats.step_failures;
   }
   Status status = ExactAttention(layer.shape, q, kv, visible, params, n_threads, workspace, out);
   if (status.ok()) ++layer.stats.exact_steps;
@@ -128,7 +133,7 @@ Status Layer::FinishCalibration() {
   try {
     impl_->window.Finish(impl_->config.statistic, impl_->config.tau_default, impl_->taus);
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, "no memory to evaluate the calibration window"};
+    return Status::OutOfMemory("no memory to evaluate the calibration window");
   }
   impl_->tolerance = impl_->window.tolerance();
   return Status::Ok();
@@ -167,7 +172,7 @@ Status Layer::SetAudit(const AuditConfig& config) {
     impl_->audit = std::make_unique<Audit>(impl_->shape, impl_->config, config, impl_->taus.size());
   } catch (const std::bad_alloc&) {
     ++impl_->stats.audit_failures;
-    return {StatusCode::kOutOfMemory, "no memory for the audit of an attention layer"};
+    return Status::OutOfMemory("no memory for the audit of an attention layer");
   }
   return Status::Ok();
 }

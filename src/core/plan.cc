@@ -169,7 +169,10 @@ int Plan::DropFrom(std::size_t index) {
   return dropped;
 }
 
-int Plan::DropAll() { return DropFrom(0); }
+int Plan::DropAll() {
+  retry_at_ = 0;
+  return DropFrom(0);
+}
 
 int Plan::DropBeyond(std::int64_t n_prefix) {
   std::size_t keep = 0;

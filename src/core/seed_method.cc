@@ -7,13 +7,18 @@
 namespace scsa {
 
 bool SeedMethod::Prepare(const LayerCall& call, LayerStats* stats) {
-  if (call.q.n_q != 1 || call.params.softcap > 0) return false;
-  const std::int64_t n_prefix = VisiblePrefix(call.visible, call.kv.n_kv);
-  Maintain(call, n_prefix, stats);
+  const bool served = call.q.n_q == 1 && call.params.softcap <= 0;
+  const std::int64_t n_prefix = served ? VisiblePrefix(call.visible, call.kv.n_kv) : call.kv.n_kv;
+  // Whatever the query: the next call need not ask for the same check.
+  const int changed = DropOutdated(call, n_prefix, stats);
+  if (!served) return false;
+  // Rows that were just found to have changed may still be changing: this call attends to them exactly.
+  if (changed == 0) Extend(call, n_prefix, stats);
   if (plan_.regions().empty()) return false;
   try {
     exact_rows_ = ListExactRuns(call.visible, call.kv.n_kv, n_prefix, config_.sink, plan_.sealed_end(), &exact_runs_);
   } catch (const std::bad_alloc&) {
+    ++stats->step_failures;
     return false;
   }
   return true;
@@ -27,12 +32,16 @@ Status SeedMethod::Record(const LayerCall& call, const OutView& exact_output, Ca
   return RecordStep(Step(call), exact_output, window);
 }
 
-void SeedMethod::Maintain(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats) {
+// Returns the number of regions whose rows have changed.
+int SeedMethod::DropOutdated(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats) {
   stats->dropped_blocks += plan_.DropBeyond(n_prefix);
   const int changed = plan_.DropChanged(call.kv, call.verify, call.n_threads);
   stats->dropped_blocks += changed;
-  // Rows that were just found to have changed may still be changing: this call attends to them exactly.
-  if (changed > 0 || !plan_.Due(n_prefix)) return;
+  return changed;
+}
+
+void SeedMethod::Extend(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats) {
+  if (!plan_.Due(n_prefix)) return;
   const auto start = std::chrono::steady_clock::now();
   int built = 0;
   if (!plan_.Extend(call.kv, n_prefix, call.n_threads, &built).ok()) ++stats->build_failures;

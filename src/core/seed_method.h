@@ -34,7 +34,8 @@ class SeedMethod final : public SparseMethod {
   std::int64_t sealed_end() const override { return plan_.sealed_end(); }
 
  private:
-  void Maintain(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats);
+  int DropOutdated(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats);
+  void Extend(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats);
   StepArgs Step(const LayerCall& call) const;
 
   Shape shape_;

@@ -30,6 +30,7 @@ void Add(const LayerStats& from, LayerStats* to) {
   to->recalibrated_heads += from.recalibrated_heads;
   to->audit_failures += from.audit_failures;
   to->audit_ns += from.audit_ns;
+  to->step_failures += from.step_failures;
 }
 
 }  // namespace
@@ -66,7 +67,7 @@ Status State::Create(int num_layers, const Shape& shape, const Config& config, s
     }
     state->reset(new State(std::move(impl)));
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, "no memory for the attention layers"};
+    return Status::OutOfMemory("no memory for the attention layers");
   }
   return Status::Ok();
 }
@@ -84,13 +85,13 @@ Status State::StartCalibration(float tolerance) {
 }
 
 Status State::FinishCalibration() {
-  // Looked at first, so that a call outside a window changes no layer.
-  for (const auto& layer : impl_->layers) {
-    if (!layer->calibrating()) {
-      return {StatusCode::kFailedPrecondition, "no calibration window is open: call StartCalibration first"};
-    }
+  // Looked at first, so that a call outside a window changes no layer. A window that an earlier call had no memory to
+  // evaluate is the last one open.
+  if (!impl_->layers.back()->calibrating()) {
+    return {StatusCode::kFailedPrecondition, "no calibration window is open: call StartCalibration first"};
   }
   for (const auto& layer : impl_->layers) {
+    if (!layer->calibrating()) continue;
     if (Status status = layer->FinishCalibration(); !status.ok()) return status;
   }
   impl_->tolerance = impl_->window_tolerance;
@@ -133,7 +134,7 @@ Status State::LoadTausJson(std::string_view text, const ModelIdentity& model) {
     impl_->tolerance = file.tolerance;
     return Status::Ok();
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, "no memory to take thresholds over"};
+    return Status::OutOfMemory("no memory to take thresholds over");
   }
 }
 
@@ -153,7 +154,7 @@ Status State::SummarizeAudit(AuditSummary* summary) const {
       samples.insert(samples.end(), part.begin(), part.end());
     }
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, "no memory for the figures of the audit"};
+    return Status::OutOfMemory("no memory for the figures of the audit");
   }
   return scsa::SummarizeAudit(samples, summary);
 }

@@ -80,9 +80,7 @@ int CountClusters(std::span<const Region> regions) {
   return n;
 }
 
-Status OutOfMemory() {
-  return {StatusCode::kOutOfMemory, "no memory for the scratch space of a sparse attention step"};
-}
+Status OutOfMemory() { return Status::OutOfMemory("no memory for the scratch space of a sparse attention step"); }
 
 void* Reserve(const StepArgs& args, ScratchUser user, std::size_t bytes) {
   // Never zero bytes, for which there would be no block to point to: nothing to read is not a lack of memory.

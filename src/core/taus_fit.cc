@@ -105,7 +105,7 @@ Status TausOfLayer(const TausFile& file, int layer, const Shape& shape, Preset p
     *taus = std::move(found);
     return Status::Ok();
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, "no memory for the thresholds of a layer"};
+    return Status::OutOfMemory("no memory for the thresholds of a layer");
   }
 }
 

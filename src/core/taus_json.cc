@@ -382,7 +382,7 @@ Status ParseTaus(std::string_view text, TausFile* file) {
     *file = std::move(parsed);
     return Status::Ok();
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, "no memory to read taus JSON"};
+    return Status::OutOfMemory("no memory to read taus JSON");
   }
 }
 
@@ -397,7 +397,7 @@ Status FormatTaus(const TausFile& file, std::string* text) {
     *text = FileText(file);
     return Status::Ok();
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, "no memory to write taus JSON"};
+    return Status::OutOfMemory("no memory to write taus JSON");
   }
 }
 

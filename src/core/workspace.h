@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <string>
 
 #include "scsa/exact.h"
+#include "scsa/status.h"
 
 namespace scsa {
 
@@ -44,6 +46,14 @@ struct Workspace::Impl {
 
   void* Reserve(ScratchUser user, std::size_t bytes) { return buffers[static_cast<std::size_t>(user)].Reserve(bytes); }
 };
+
+inline Status NoExactScratch(std::size_t bytes) noexcept {
+  try {
+    return {StatusCode::kOutOfMemory, "out of memory: exact attention needs " + std::to_string(bytes) + " bytes"};
+  } catch (const std::bad_alloc&) {
+    return Status::OutOfMemory("out of memory");
+  }
+}
 
 // Hands out aligned arrays one after the other. Run it once without memory to learn the size, then again over the block
 // of that size.

@@ -137,6 +137,7 @@ void ExpectSameCounters(const scsa_stats& c, const LayerStats& cc) {
   EXPECT_EQ(c.audited_outputs, cc.audited_outputs);
   EXPECT_EQ(c.recalibrated_heads, cc.recalibrated_heads);
   EXPECT_EQ(c.audit_failures, cc.audit_failures);
+  EXPECT_EQ(c.step_failures, cc.step_failures);
   EXPECT_EQ(c.audit_ns > 0, cc.audit_ns > 0);
   EXPECT_EQ(c.build_ns > 0, cc.build_ns > 0);
 }
@@ -692,7 +693,7 @@ TEST(CApiStructs, AreReadAndWrittenBySize) {
   EXPECT_EQ(sizeof(scsa_kv), 72u);
   EXPECT_EQ(sizeof(scsa_attend_args), 104u);
   EXPECT_EQ(sizeof(scsa_config), 64u);
-  EXPECT_EQ(sizeof(scsa_stats), 160u);
+  EXPECT_EQ(sizeof(scsa_stats), 168u);
   EXPECT_EQ(sizeof(scsa_audit_config), 40u);
   EXPECT_EQ(sizeof(scsa_audit_sample), 16u);
   EXPECT_EQ(sizeof(scsa_audit_summary), 72u);
