@@ -41,7 +41,7 @@ struct scsa_plugin_stats {
   uint64_t plan_bytes;         /* memory that plans hold now (not a total) */
   uint64_t rebuild_count;      /* regions clustered */
   uint64_t dropped_blocks;     /* blocks dropped since their rows changed or left the visible set */
-  uint64_t failures;           /* builds that failed: answered exactly */
+  uint64_t failures;           /* builds and steps that failed: answered exactly */
   uint64_t calibrated_layers;  /* layers whose thresholds are frozen now (not a total) */
   uint64_t audited_outputs;    /* outputs of query heads compared with the exact ones; their rows count in no field */
   uint64_t recalibrated_heads; /* thresholds calibrated again, for the error had drifted beyond the tolerance */

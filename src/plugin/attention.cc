@@ -6,9 +6,10 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
-#include <string>
 
 #include "core/parallel.h"
 #include "plugin/layer_table.h"
@@ -53,7 +54,7 @@ ggml_status ComputeOnCpu(BackendState& state, ggml_tensor* node) {
   const std::size_t bytes = ggml.graph_overhead_custom(1, false);
   ggml_context* context = state.cpu == nullptr ? nullptr : ggml.init({bytes, nullptr, true});
   if (context == nullptr) {
-    LogOnce("an attention node could not be handed back to ggml");
+    LogOnce({"an attention node could not be handed back to ggml"});
     return GGML_STATUS_FAILED;
   }
   if (const auto set_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
@@ -160,39 +161,49 @@ bool SparseEligible(const AttentionNode& a, Mode mode, std::uint64_t visible) {
   return table.Tracked(a.k_root) && table.Tracked(a.v_root);
 }
 
+// Calls work(layer) with the layer of a stream, which is locked meanwhile.
+template <class Work>
+Status WithLayer(BackendState& state, const AttentionNode& a, int stream, Work&& work) {
+  try {
+    std::shared_ptr<CachedLayer> layer;
+    if (Status status = LayerTable::Get().FindOrCreate(&state, a, stream, &layer); !status.ok()) return status;
+    const std::lock_guard lock(layer->mutex());
+    return work(*layer);
+  } catch (const std::bad_alloc&) {
+    return Status::OutOfMemory("out of memory");
+  }
+}
+
 // Uses the rows of a prompt, which were answered, to make the layer ready. Nothing depends on whether that succeeds.
 void PrepareDecoding(BackendState& state, const AttentionNode& a, int stream) {
-  std::string error;
-  if (const auto layer = LayerTable::Get().FindOrCreate(&state, a, stream, &error)) {
-    std::lock_guard lock(layer->mutex());
+  const Status status = WithLayer(state, a, stream, [&](CachedLayer& layer) {
     const Timer timer(GlobalCounters().prompt_ns);
-    const Status status = layer->Prefill(a, stream, state.visible.data(), state.n_threads, state.workspace);
-    if (status.ok()) return;
-    error = status.message();
-  }
-  LogOnce("a prompt could not make the sparse operator ready (" + error + ")");
+    return layer.Prefill(a, stream, state.visible.data(), state.n_threads, state.workspace);
+  });
+  if (status.ok()) return;
+  LogOnce({"a prompt could not make the sparse operator ready (", status.message(), ")"});
   Count(GlobalCounters().failures, 1);
 }
 
 // The rows of a prompt where the user allows sparse answers, and whether blocks served them. Empty: not answered.
 std::optional<Path> AttendPrompt(BackendState& state, const AttentionNode& a, int stream) {
-  std::string error;
-  if (const auto layer = LayerTable::Get().FindOrCreate(&state, a, stream, &error)) {
-    std::lock_guard lock(layer->mutex());
-    if (!layer->sparse_prompts()) return std::nullopt;
+  std::optional<Path> path;
+  const Status status = WithLayer(state, a, stream, [&](CachedLayer& layer) {
+    if (!layer.sparse_prompts()) return Status::Ok();
     bool sparse = false;
-    const Status status =
-        layer->AttendPrompt(a, stream, state.visible.data(), state.n_threads, state.workspace, &sparse);
-    if (status.ok()) return sparse ? kSparse : kExact;
-    error = status.message();
-  }
-  LogOnce("the sparse operator failed on a prompt (" + error + "); answering exactly");
+    Status answered =
+        layer.AttendPrompt(a, stream, state.visible.data(), state.n_threads, state.workspace, &sparse);
+    if (answered.ok()) path = sparse ? kSparse : kExact;
+    return answered;
+  });
+  if (status.ok()) return path;
+  LogOnce({"the sparse operator failed on a prompt (", status.message(), "); answering exactly"});
   Count(GlobalCounters().failures, 1);
   return std::nullopt;
 }
 
-// Attention of one stream. A message that is not empty: nothing was written, the reason is the message.
-std::string ComputeStream(BackendState& state, const AttentionNode& a, int stream, Mode mode) {
+// Attention of one stream. After an error nothing was written.
+Status ComputeStream(BackendState& state, const AttentionNode& a, int stream, Mode mode) {
   const std::int64_t words = (a.n_kv + 63) / 64;
   const std::uint64_t visible = CountVisible(state.visible.data(), a.n_q, words);
   const auto kv_heads = static_cast<std::uint64_t>(a.shape.kv_heads);
@@ -208,21 +219,18 @@ std::string ComputeStream(BackendState& state, const AttentionNode& a, int strea
   }
   const bool eligible = SparseEligible(a, mode, visible);
   if (eligible && a.n_q == 1) {
-    std::string error;
-    if (const auto layer = LayerTable::Get().FindOrCreate(&state, a, stream, &error)) {
-      std::lock_guard lock(layer->mutex());
-      CachedLayer::Outcome outcome;
-      const Status status = layer->Attend(a, stream, state.visible.data(), state.n_threads, state.workspace, &outcome);
-      if (status.ok()) {
-        const bool sparse = outcome.path == kSparse;
-        const std::uint64_t rows = sparse ? outcome.rows_read : visible * kv_heads;
-        CountCall(a, static_cast<Path>(outcome.path), visible, rows, sparse ? outcome.bytes_read : rows * row_bytes);
-        Observe(a, stream, static_cast<Path>(outcome.path), state.visible.data(), words);
-        return {};
-      }
-      error = status.message();
+    CachedLayer::Outcome outcome;
+    const Status status = WithLayer(state, a, stream, [&](CachedLayer& layer) {
+      return layer.Attend(a, stream, state.visible.data(), state.n_threads, state.workspace, &outcome);
+    });
+    if (status.ok()) {
+      const bool sparse = outcome.path == kSparse;
+      const std::uint64_t rows = sparse ? outcome.rows_read : visible * kv_heads;
+      CountCall(a, static_cast<Path>(outcome.path), visible, rows, sparse ? outcome.bytes_read : rows * row_bytes);
+      Observe(a, stream, static_cast<Path>(outcome.path), state.visible.data(), words);
+      return Status::Ok();
     }
-    LogOnce("the sparse operator failed (" + error + "); answering exactly");
+    LogOnce({"the sparse operator failed (", status.message(), "); answering exactly"});
     Count(GlobalCounters().failures, 1);
   }
 
@@ -230,9 +238,11 @@ std::string ComputeStream(BackendState& state, const AttentionNode& a, int strea
   if (eligible && prompt) path = AttendPrompt(state, a, stream);
   if (!path) {
     const VisibleSets sets{state.visible.data(), words};
-    const Status status = ExactAttention(a.shape, a.Query(stream), a.Kv(stream), sets, a.params, state.n_threads,
-                                         state.workspace, a.Out(stream));
-    if (!status.ok()) return status.message();
+    if (Status status = ExactAttention(a.shape, a.Query(stream), a.Kv(stream), sets, a.params, state.n_threads,
+                                       state.workspace, a.Out(stream));
+        !status.ok()) {
+      return status;
+    }
     path = kExact;
   }
   if (*path == kSparse) {
@@ -242,7 +252,7 @@ std::string ComputeStream(BackendState& state, const AttentionNode& a, int strea
   }
   Observe(a, stream, *path, state.visible.data(), words);
   if (eligible && prompt) PrepareDecoding(state, a, stream);
-  return {};
+  return Status::Ok();
 }
 
 ggml_status Compute(BackendState& state, ggml_tensor* node) {
@@ -265,12 +275,11 @@ ggml_status Compute(BackendState& state, ggml_tensor* node) {
   }
   for (int s = 0; s < a->n_streams; ++s) {
     if (!ReadMask(*a, s, words, state.n_threads, state.visible.data())) {
-      LogOnce("an attention mask with biases is left to ggml");
+      LogOnce({"an attention mask with biases is left to ggml"});
       return ComputeOnCpu(state, node);
     }
-    const std::string error = ComputeStream(state, *a, s, mode);
-    if (!error.empty()) {
-      LogOnce("the exact kernel failed (" + error + "); leaving the node to ggml");
+    if (const Status status = ComputeStream(state, *a, s, mode); !status.ok()) {
+      LogOnce({"the exact kernel failed (", status.message(), "); leaving the node to ggml"});
       Count(GlobalCounters().failures, 1);
       return ComputeOnCpu(state, node);
     }
@@ -290,9 +299,10 @@ ggml_status ComputeAttention(BackendState& state, ggml_tensor* node) {
   try {
     return Compute(state, node);
   } catch (const std::bad_alloc&) {
-    LogOnce("out of memory in an attention node");
-    return GGML_STATUS_ALLOC_FAILED;
+    LogOnce({"out of memory in an attention node; leaving it to ggml"});
+    Count(GlobalCounters().failures, 1);
   }
+  return ComputeOnCpu(state, node);
 }
 
 void SetObserver(scsa_plugin_observer_t observer, void* user) { g_observer = {observer, user}; }

@@ -20,7 +20,6 @@ struct BackendState {
   int n_threads = GGML_DEFAULT_N_THREADS;
   Workspace workspace;
   std::vector<std::uint64_t> visible;
-  std::vector<std::int64_t> rows;
   ggml_backend_t cpu = nullptr;  // made when a node must be left to ggml after all
 };
 

@@ -6,6 +6,8 @@
 #include <new>
 #include <utility>
 
+#include "plugin/immortal.h"
+
 namespace scsa::plugin {
 namespace {
 
@@ -33,10 +35,7 @@ std::string Object(const scsa_plugin_audit& figures) {
 
 }  // namespace
 
-AuditLog& AuditLog::Get() {
-  static auto* log = new AuditLog;
-  return *log;
-}
+AuditLog& AuditLog::Get() { return Immortal<AuditLog>(); }
 
 void AuditLog::Add(int layer, std::span<const AuditSample> samples, std::uint64_t recalibrated_heads) {
   const std::lock_guard lock(mutex_);

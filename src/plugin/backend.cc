@@ -5,7 +5,10 @@
 #include "plugin/backend.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <string>
 #include <vector>
@@ -36,8 +39,7 @@ void BackendFree(ggml_backend_t backend) {
   delete backend;
 }
 
-ggml_status BackendGraphCompute(ggml_backend_t backend, ggml_cgraph* graph) {
-  BackendState& state = StateOf(backend);
+ggml_status ComputeGraph(BackendState& state, ggml_cgraph* graph) {
   const int n = Ggml().graph_n_nodes(graph);
   for (int i = 0; i < n; ++i) {
     ggml_tensor* node = Ggml().graph_node(graph, i);
@@ -46,13 +48,22 @@ ggml_status BackendGraphCompute(ggml_backend_t backend, ggml_cgraph* graph) {
     if (node->op == GGML_OP_FLASH_ATTN_EXT) {
       status = ComputeAttention(state, node);
     } else if (node->op == GGML_OP_SET_ROWS) {
-      status = ComputeCacheWrite(node, state.n_threads, state.rows);
+      status = ComputeCacheWrite(node, state.n_threads);
     } else {
-      LogOnce("ggml asked for an operation that the plugin never offered");
+      LogOnce({"ggml asked for an operation that the plugin never offered"});
     }
     if (status != GGML_STATUS_SUCCESS) return status;
   }
   return GGML_STATUS_SUCCESS;
+}
+
+ggml_status BackendGraphCompute(ggml_backend_t backend, ggml_cgraph* graph) {
+  try {
+    return ComputeGraph(StateOf(backend), graph);
+  } catch (const std::bad_alloc&) {
+    LogOnce({"out of memory in an attention node"});
+    return GGML_STATUS_ALLOC_FAILED;
+  }
 }
 
 void BackendSetThreads(ggml_backend_t backend, int n_threads) { StateOf(backend).n_threads = n_threads; }
@@ -68,8 +79,12 @@ ggml_guid_t BackendGuid() {
 const char* DeviceGetName(ggml_backend_dev_t) { return kBackendName; }
 
 const char* DeviceGetDescription(ggml_backend_dev_t) {
-  static const std::string* text = new std::string("sparse attention " SCSA_VERSION " (" + ActiveTarget() + ")");
-  return text->c_str();
+  static const auto text = [] {
+    std::array<char, 128> line{};
+    std::snprintf(line.data(), line.size(), "sparse attention %s (%s)", SCSA_VERSION, ActiveTarget().c_str());
+    return line;
+  }();
+  return text.data();
 }
 
 void DeviceGetMemory(ggml_backend_dev_t, std::size_t* free, std::size_t* total) {
@@ -100,7 +115,7 @@ ggml_backend_t DeviceInitBackend(ggml_backend_dev_t device, const char*) {
     state.release();
     return backend;
   } catch (const std::bad_alloc&) {
-    LogOnce("out of memory when a context was created");
+    LogOnce({"out of memory when a context was created"});
     return nullptr;
   }
 }
@@ -111,7 +126,14 @@ ggml_backend_buffer_t DeviceBufferFromHostPtr(ggml_backend_dev_t, void* data, st
   return Ggml().cpu_buffer_from_ptr(data, size);
 }
 
-bool DeviceSupportsOp(ggml_backend_dev_t, const ggml_tensor* node) { return ClaimsNode(node); }
+bool DeviceSupportsOp(ggml_backend_dev_t, const ggml_tensor* node) {
+  try {
+    return ClaimsNode(node);
+  } catch (const std::bad_alloc&) {
+    LogOnce({"out of memory when a graph was built; leaving nodes to ggml"});
+    return false;
+  }
+}
 
 bool DeviceSupportsBufferType(ggml_backend_dev_t, ggml_backend_buffer_type_t type) { return Ggml().buft_is_host(type); }
 
@@ -120,11 +142,15 @@ bool DeviceSupportsBufferType(ggml_backend_dev_t, ggml_backend_buffer_type_t typ
 const char* PluginSet(const char* name, const char* value) {
   static thread_local std::string error;
   if (name == nullptr || value == nullptr) return "name and value must not be null";
-  Options options = CurrentOptions();
-  error = SetOption(name, value, &options);
-  if (!error.empty()) return error.c_str();
-  InstallOptions(options);
-  return nullptr;
+  try {
+    Options options = CurrentOptions();
+    error = SetOption(name, value, &options);
+    if (!error.empty()) return error.c_str();
+    InstallOptions(options);
+    return nullptr;
+  } catch (const std::bad_alloc&) {
+    return "out of memory";
+  }
 }
 
 void PluginGetStats(scsa_plugin_stats* stats) { GetStats(stats); }
@@ -146,7 +172,7 @@ std::size_t PluginGetTaus(char* text, std::size_t size) {
     if (file.taus.empty() || !FormatTaus(file, &json).ok()) return 0;
     return CopyText(json, text, size);
   } catch (const std::bad_alloc&) {
-    LogOnce("out of memory when thresholds were asked for");
+    LogOnce({"out of memory when thresholds were asked for"});
     return 0;
   }
 }
@@ -163,7 +189,7 @@ std::size_t PluginGetAuditJson(char* text, std::size_t size) {
   try {
     return CopyText(AuditLog::Get().Json(CurrentOptions().audit), text, size);
   } catch (const std::bad_alloc&) {
-    LogOnce("out of memory when the audit was asked for");
+    LogOnce({"out of memory when the audit was asked for"});
     return 0;
   }
 }

@@ -70,8 +70,7 @@ bool ClaimsNode(const ggml_tensor* node) {
   if (root == nullptr || root->data == nullptr || !IsCacheTensor(root)) return false;
   if (node->op == GGML_OP_SET_ROWS) {
     const bool claimed = !off && ClaimsCacheWrite(node);
-    LayerTable::Get().SetTracked(root, claimed);
-    return claimed;
+    return LayerTable::Get().SetTracked(root, claimed);
   }
   // Something else changes cells in place: the position shift, an operation of a later llama.cpp.
   LayerTable::Get().MarkStale(root);

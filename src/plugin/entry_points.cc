@@ -11,6 +11,7 @@
 // Both at once register it once: ggml ignores an entry that it knows.
 #include <cstdio>
 #include <cstdlib>
+#include <new>
 #include <string>
 
 #include "plugin/backend.h"
@@ -25,7 +26,11 @@ namespace scsa::plugin {
 namespace {
 
 void PrintSummaryAtExit() {
-  if (CurrentOptions().stats) std::fputs(StatsSummary().c_str(), stderr);
+  try {
+    if (CurrentOptions().stats) std::fputs(StatsSummary().c_str(), stderr);
+  } catch (const std::bad_alloc&) {
+    Log({"out of memory at exit; no summary"});
+  }
 }
 
 // Reads the environment and says what was loaded. Empty: ready. Otherwise the reason to stay inactive.
@@ -38,7 +43,7 @@ std::string SetUp(const void* caller) {
   // Another copy of this library, at another path, got here first.
   if (Ggml().reg_by_name(kBackendName) != nullptr) return "another copy of the plugin is loaded already";
   const std::string no_taus = TausFromEnvironment(&options);
-  if (!no_taus.empty()) Log(no_taus + "; calibrating instead");
+  if (!no_taus.empty()) Log({no_taus, "; calibrating instead"});
   InstallOptions(options);
   char line[256];
   std::snprintf(line, sizeof(line), "scsa %s: %s, mode %s, preset %s, tolerance %g", SCSA_VERSION,
@@ -52,16 +57,21 @@ std::string SetUp(const void* caller) {
 
 // True when the backend may be registered with the ggml that `caller` uses. The first call decides; a refusal is
 // reported once.
-bool Ready(const void* caller) {
-  static const bool ready = [caller] {
-    const std::string error = SetUp(caller);
-    if (!error.empty()) Log(error + "; the plugin stays inactive");
+bool Ready(const void* caller) noexcept {
+  try {
+    static const bool ready = [caller] {
+      const std::string error = SetUp(caller);
+      if (!error.empty()) Log({error, "; the plugin stays inactive"});
+      return error.empty();
+    }();
+    if (!ready) return false;
+    const std::string error = ResolveGgml(caller);
+    if (!error.empty()) LogOnce({error});
     return error.empty();
-  }();
-  if (!ready) return false;
-  const std::string error = ResolveGgml(caller);
-  if (!error.empty()) LogOnce(error);
-  return error.empty();
+  } catch (const std::bad_alloc&) {
+    LogOnce({"out of memory at load"});
+    return false;
+  }
 }
 
 }  // namespace

@@ -6,9 +6,11 @@
 #include <cmath>
 #include <map>
 #include <new>
+#include <utility>
 
 #include "core/coverage.h"
 #include "plugin/audit_log.h"
+#include "plugin/immortal.h"
 #include "plugin/reads_log.h"
 #include "plugin/stats.h"
 
@@ -102,7 +104,7 @@ void CachedLayer::StartAudit(double share, float tolerance) {
   const Status status = layer_->SetAudit(audit);
   if (status.ok()) return;
   Count(GlobalCounters().audit_failures, 1);
-  LogOnce(status.message() + "; its error is not measured");
+  LogOnce({status.message(), "; its error is not measured"});
 }
 
 void CachedLayer::LogAudit(const LayerStats& before, const LayerStats& after) {
@@ -176,11 +178,13 @@ void CachedLayer::CountBuilding(const LayerStats& before, const LayerStats& afte
   Count(counters.rebuild_count, after.rebuild_count - before.rebuild_count);
   Count(counters.dropped_blocks, after.dropped_blocks - before.dropped_blocks);
   Count(counters.failures, after.build_failures - before.build_failures);
+  Count(counters.failures, after.step_failures - before.step_failures);
   Count(counters.plan_bytes, after.plan_bytes - plan_bytes_);
   plan_bytes_ = after.plan_bytes;
   if (after.build_failures != before.build_failures) {
-    LogOnce("a plan could not be built (out of memory?); answering exactly");
+    LogOnce({"a plan could not be built (out of memory?); answering exactly"});
   }
+  if (after.step_failures != before.step_failures) LogOnce({"no memory for a sparse step; answering exactly"});
 }
 
 Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets& sets, const LogitParams& params,
@@ -207,8 +211,13 @@ Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets
   }
   if (layer_->calibrating() && layer_->calibration_steps() >= calibrate_) {
     const Status finished = layer_->FinishCalibration();
-    if (!finished.ok()) return finished;
-    SetCalibrated(true);
+    if (finished.ok()) {
+      SetCalibrated(true);
+    } else {
+      // The window stays open, and the next step tries again.
+      Count(counters.failures, 1);
+      LogOnce({finished.message(), "; answering exactly"});
+    }
   }
   return status;
 }
@@ -293,19 +302,19 @@ Status CachedLayer::Prefill(const AttentionNode& node, int stream, const std::ui
   return Status::Ok();
 }
 
-LayerTable& LayerTable::Get() {
-  static LayerTable* table = new LayerTable;
-  return *table;
-}
+LayerTable& LayerTable::Get() { return Immortal<LayerTable>(); }
 
-std::shared_ptr<CachedLayer> LayerTable::FindOrCreate(const void* owner, const AttentionNode& node, int stream,
-                                                      std::string* error) {
+Status LayerTable::FindOrCreate(const void* owner, const AttentionNode& node, int stream,
+                                std::shared_ptr<CachedLayer>* layer) {
   const LayerKey key = KeyOf(node, stream);
   std::lock_guard lock(mutex_);
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
     if (entry.owner != owner || entry.layer->key().k != key.k) continue;
-    if (entry.layer->key() == key) return entry.layer;
+    if (entry.layer->key() == key) {
+      *layer = entry.layer;
+      return Status::Ok();
+    }
     // The same cells, but other dimensions: the memory belongs to something else now. Two layers of a model that read
     // one cache with different query heads share K; they keep an operator each.
     if (entry.layer->key().v != key.v || entry.layer->key().k_buffer != key.k_buffer ||
@@ -313,26 +322,26 @@ std::shared_ptr<CachedLayer> LayerTable::FindOrCreate(const void* owner, const A
       Remove(i--);
     }
   }
-  if (entries_.size() >= kMaxLayers) {
-    *error = "too many attention layers in use";
-    return nullptr;
-  }
   try {
-    auto layer = std::make_shared<CachedLayer>(key, node.layer);
+    if (entries_.size() >= kMaxLayers) return {StatusCode::kUnsupported, "too many attention layers in use"};
+    auto made = std::make_shared<CachedLayer>(key, node.layer);
     Options options = CurrentOptions();
     options.config.seal_delay = std::max(node.layer, 0) % kSealStagger;
-    const Status status = layer->Init(options, GivenTaus(owner, node, options));
-    if (!status.ok()) {
-      *error = status.message();
-      return nullptr;
+    Status status = made->Init(options, GivenTaus(owner, node, options));
+    if (!status.ok()) return status;
+    entries_.push_back({owner, made});
+    try {
+      by_root_.emplace(key.k_root, made.get());
+      by_root_.emplace(key.v_root, made.get());
+    } catch (const std::bad_alloc&) {
+      // A layer that hears of no writes must not be used.
+      Remove(entries_.size() - 1);
+      throw;
     }
-    entries_.push_back({owner, layer});
-    by_root_.emplace(key.k_root, layer.get());
-    by_root_.emplace(key.v_root, layer.get());
-    return layer;
+    *layer = std::move(made);
+    return Status::Ok();
   } catch (const std::bad_alloc&) {
-    *error = "out of memory";
-    return nullptr;
+    return Status::OutOfMemory("no memory for a layer");
   }
 }
 
@@ -346,12 +355,12 @@ std::vector<float> LayerTable::GivenTaus(const void* owner, const AttentionNode&
     if (status.ok()) return taus;
     misfit = "\"" + options.taus->path + "\": " + status.message();
   }
-  LogOnce(misfit + "; calibrating instead");
+  LogOnce({misfit, "; calibrating instead"});
   refused_.insert(owner);
   for (const Entry& entry : entries_) {
     if (entry.owner != owner) continue;
     std::lock_guard lock(entry.layer->mutex());
-    if (const Status status = entry.layer->StartOver(options); !status.ok()) LogOnce(status.message());
+    if (const Status status = entry.layer->StartOver(options); !status.ok()) LogOnce({status.message()});
   }
   return taus;
 }
@@ -403,9 +412,14 @@ void LayerTable::NoteWrites(const ggml_tensor* root, std::span<const std::int64_
   for (auto it = first; it != last; ++it) {
     CachedLayer& layer = *it->second;
     local.clear();
-    for (std::int64_t row : rows) {
-      const std::int64_t in_stream = row - layer.key().first_row;
-      if (in_stream >= 0 && in_stream < layer.key().rows) local.push_back(in_stream);
+    try {
+      for (std::int64_t row : rows) {
+        const std::int64_t in_stream = row - layer.key().first_row;
+        if (in_stream >= 0 && in_stream < layer.key().rows) local.push_back(in_stream);
+      }
+    } catch (const std::bad_alloc&) {
+      layer.MarkStale();
+      continue;
     }
     if (local.empty()) continue;
     std::lock_guard layer_lock(layer.mutex());
@@ -419,18 +433,23 @@ void LayerTable::MarkStale(const ggml_tensor* root) {
   for (auto it = first; it != last; ++it) it->second->MarkStale();
 }
 
-void LayerTable::SetTracked(const ggml_tensor* root, bool tracked) {
+bool LayerTable::SetTracked(const ggml_tensor* root, bool tracked) {
   std::lock_guard lock(mutex_);
   if (tracked) {
     // Roots of contexts that never had a layer stay behind: forgetting all of them only delays the sparse path until
     // the next graph.
     if (tracked_.size() >= 2 * kMaxLayers) tracked_.clear();
-    tracked_.insert(root->data);
-    return;
+    try {
+      tracked_.insert(root->data);
+      return true;
+    } catch (const std::bad_alloc&) {
+      LogOnce({"no memory to follow the writes into a cache; leaving them to ggml"});
+    }
   }
   tracked_.erase(root->data);
   const auto [first, last] = by_root_.equal_range(root->data);
   for (auto it = first; it != last; ++it) it->second->MarkStale();
+  return false;
 }
 
 bool LayerTable::Tracked(const ggml_tensor* root) {

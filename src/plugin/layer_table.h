@@ -121,14 +121,12 @@ class CachedLayer {
 
 class LayerTable {
  public:
-  // Never destroyed: contexts may be freed while the program exits.
   static LayerTable& Get();
 
   // The layer of a stream of a node, made when it is new. `owner` is the backend instance (one per context) whose end
-  // frees it. nullptr with *error set when it cannot be made. Thresholds that the user gave are used unless they do not
-  // fit: then one line says so, and all layers of this owner calibrate themselves.
-  std::shared_ptr<CachedLayer> FindOrCreate(const void* owner, const AttentionNode& node, int stream,
-                                            std::string* error);
+  // frees it. Thresholds that the user gave are used unless they do not fit: then one line says so, and all layers of
+  // this owner calibrate themselves. kOutOfMemory, kUnsupported.
+  Status FindOrCreate(const void* owner, const AttentionNode& node, int stream, std::shared_ptr<CachedLayer>* layer);
   void FreeOwner(const void* owner);
 
   // The frozen thresholds of all layers that were made with the parameters in force, with their origin but without the
@@ -142,7 +140,8 @@ class LayerTable {
   void MarkStale(const ggml_tensor* root);
 
   // Whether the writes of the present graph into a cache tensor go through the plugin. Without that no plan is made.
-  void SetTracked(const ggml_tensor* root, bool tracked);
+  // Returns whether the plugin is to take them: false, too, when there is no memory to remember it.
+  bool SetTracked(const ggml_tensor* root, bool tracked);
   bool Tracked(const ggml_tensor* root);
 
  private:

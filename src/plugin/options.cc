@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "plugin/immortal.h"
 #include "scsa/audit.h"
 #include "scsa/target.h"
 
@@ -50,15 +51,11 @@ bool Parse(std::string_view text, T low, T high, T* value) {
   return true;
 }
 
-// Never destroyed: threads of the program may still run while it exits.
 struct Store {
   std::mutex mutex;
   Options options;
 };
-Store& GlobalStore() {
-  static Store* store = new Store;
-  return *store;
-}
+Store& GlobalStore() { return Immortal<Store>(); }
 std::atomic<Mode> g_mode{Mode::kAuto};
 std::atomic<std::int64_t> g_crossover{kDefaultCrossover};
 std::atomic<bool> g_progress{false};

@@ -3,12 +3,11 @@
 
 #include <algorithm>
 
+#include "plugin/immortal.h"
+
 namespace scsa::plugin {
 
-ReadsLog& ReadsLog::Get() {
-  static auto* log = new ReadsLog;
-  return *log;
-}
+ReadsLog& ReadsLog::Get() { return Immortal<ReadsLog>(); }
 
 void ReadsLog::Add(int layer, std::span<const HeadReads> now, std::span<const HeadReads> before) {
   const std::lock_guard lock(mutex_);

@@ -2,20 +2,18 @@
 #include "plugin/stats.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
-#include <set>
 
 #include "plugin/audit_log.h"
+#include "plugin/immortal.h"
 
 namespace scsa::plugin {
 
-// Function-local statics that are never destroyed: threads of the program may still compute while it exits.
-Counters& GlobalCounters() {
-  static Counters* counters = new Counters;
-  return *counters;
-}
+Counters& GlobalCounters() { return Immortal<Counters>(); }
 
 void GetStats(scsa_plugin_stats* stats) {
   const Counters& c = GlobalCounters();
@@ -116,17 +114,34 @@ std::string StatsSummary() {
   return text + PromptLine(s) + AuditLine(s);
 }
 
-void Log(const std::string& message) { std::fprintf(stderr, "scsa: %s\n", message.c_str()); }
+void Log(std::initializer_list<std::string_view> parts) noexcept {
+  // In one piece, so that lines of several threads do not mix.
+  char line[4096] = "scsa: ";
+  constexpr std::size_t kRoom = sizeof(line) - 1;
+  std::size_t length = std::strlen(line);
+  for (const std::string_view part : parts) length += part.copy(line + length, kRoom - length);
+  line[length++] = '\n';
+  std::fwrite(line, 1, length, stderr);
+}
 
-void LogOnce(const std::string& message) {
-  static std::mutex* mutex = new std::mutex;
-  static auto* seen = new std::set<std::string>;
-  {
-    std::lock_guard lock(*mutex);
-    // A bound, for messages that hold numbers.
-    if (seen->size() >= 64 || !seen->insert(message).second) return;
+void LogOnce(std::initializer_list<std::string_view> parts) noexcept {
+  // A bound, for messages that hold numbers.
+  constexpr std::size_t kMessages = 64;
+  static std::mutex mutex;
+  static std::array<std::uint64_t, kMessages> seen{};
+  static std::size_t n_seen = 0;
+  // FNV-1a.
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const std::string_view part : parts) {
+    for (const char c : part) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   }
-  Log(message);
+  {
+    const std::lock_guard lock(mutex);
+    const auto end = seen.begin() + static_cast<std::ptrdiff_t>(n_seen);
+    if (n_seen == kMessages || std::find(seen.begin(), end, hash) != end) return;
+    seen[n_seen++] = hash;
+  }
+  Log(parts);
 }
 
 }  // namespace scsa::plugin

@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include "scsa/plugin.h"
 
@@ -35,9 +37,10 @@ void GetStats(scsa_plugin_stats* stats);
 // The lines that SCSA_STATS=1 prints at exit.
 std::string StatsSummary();
 
-// One line on stderr, with the plugin's name in front.
-void Log(const std::string& message);
+// One line on stderr, with the plugin's name in front, put together from the parts. Takes no memory: what is to be said
+// is often that there is none.
+void Log(std::initializer_list<std::string_view> parts) noexcept;
 // The same, but each distinct message once.
-void LogOnce(const std::string& message);
+void LogOnce(std::initializer_list<std::string_view> parts) noexcept;
 
 }  // namespace scsa::plugin

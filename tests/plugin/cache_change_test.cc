@@ -3,12 +3,16 @@
 // Cells that change after the sparse operator has planned over them. All values of one half of the cells are one
 // vector, those of the other half another one, and the query's mass lies in one half: an answer from a stale plan is
 // the wrong vector, whatever the operator opens or approximates.
+#include <ggml-backend-impl.h>
+
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "plugin_fixture.h"
+#include "tests/core/short_memory.h"
 
 namespace scsa::plugin_test {
 namespace {
@@ -86,8 +90,8 @@ class CacheChange : public testing::Test {
     ggml_cgraph* graph = ggml_new_graph(c);
     ggml_build_forward_expand(graph, ggml_set_rows(c, cache_.k, k, index));
     ggml_build_forward_expand(graph, ggml_set_rows(c, cache_.v, v, index));
-    ggml_backend_sched_reset(session_.sched());
-    ASSERT_TRUE(ggml_backend_sched_alloc_graph(session_.sched(), graph));
+    ggml_backend_sched_reset(session_->sched());
+    ASSERT_TRUE(ggml_backend_sched_alloc_graph(session_->sched(), graph));
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t cell = cells[static_cast<std::size_t>(i)];
       const std::vector<float> key = KeyRow(cell, sign);
@@ -97,13 +101,13 @@ class CacheChange : public testing::Test {
       ggml_backend_tensor_set(v, value.data(), at, kDim * sizeof(float));
     }
     ggml_backend_tensor_set(index, cells.data(), 0, ggml_nbytes(index));
-    ASSERT_EQ(ggml_backend_sched_graph_compute(session_.sched(), graph), GGML_STATUS_SUCCESS);
+    ASSERT_EQ(ggml_backend_sched_graph_compute(session_->sched(), graph), GGML_STATUS_SUCCESS);
   }
   // Makes the plugin see that it is asked for the cache's writes.
   void Track() { Write({kFilled}, {0.0f, 0.0f}, +1); }
 
   float Attend() {
-    AttentionGraph graph(session_, cache_, in_);
+    AttentionGraph graph(*session_, cache_, in_);
     EXPECT_TRUE(graph.on_plugin());
     return graph.Compute(in_)[5];
   }
@@ -117,7 +121,7 @@ class CacheChange : public testing::Test {
     return x;
   }
 
-  Session session_{true};
+  std::optional<Session> session_{true};
   Cache cache_{kDim, 1, kCells, 1, GGML_TYPE_F16, GGML_TYPE_F16};
   AttentionInputs in_;
 };
@@ -203,12 +207,12 @@ TEST_F(CacheChange, APositionShiftIsSeen) {
   ggml_tensor* rope = ggml_rope_ext_inplace(c, view, shift, nullptr, kDim, 0, 0, 10000.0f, 1.0f, 0.0f, 1.0f, 0, 0);
   ggml_cgraph* graph = ggml_new_graph(c);
   ggml_build_forward_expand(graph, rope);
-  ggml_backend_sched_reset(session_.sched());
-  ASSERT_TRUE(ggml_backend_sched_alloc_graph(session_.sched(), graph));
+  ggml_backend_sched_reset(session_->sched());
+  ASSERT_TRUE(ggml_backend_sched_alloc_graph(session_->sched(), graph));
   std::vector<std::int32_t> by(static_cast<std::size_t>(kCells), 0);
   by[700] = 3;
   ggml_backend_tensor_set(shift, by.data(), 0, ggml_nbytes(shift));
-  ASSERT_EQ(ggml_backend_sched_graph_compute(session_.sched(), graph), GGML_STATUS_SUCCESS);
+  ASSERT_EQ(ggml_backend_sched_graph_compute(session_->sched(), graph), GGML_STATUS_SUCCESS);
   EXPECT_NEAR(Attend(), 5.0f, 0.03f);
 }
 
@@ -221,7 +225,7 @@ TEST_F(CacheChange, ACacheAtTheSameAddressWithAnotherShapeIsAnotherLayer) {
   AttentionInputs in = in_;
   in.q.assign(2 * kDim / 2, 0.0f);
   in.q[0] = in.q[kDim / 2] = 1.0f;
-  AttentionGraph graph(session_, other, in);
+  AttentionGraph graph(*session_, other, in);
   ASSERT_TRUE(graph.on_plugin());
   const std::vector<float> out = graph.Compute(in);
   const std::vector<double> reference = Reference(other, in);
@@ -329,7 +333,7 @@ TEST_F(GivenTaus, AFileThatDoesNotFitIsNotUsedAndSaysWhy) {
     Fill(0, kFilled, {1.0f, 2.0f}, +1);
     Track();
     Plugin::Get().Set("taus", Write(text).c_str());
-    Session session(true);
+    std::optional<Session> session(true);
     std::swap(session_, session);
     const std::string said = AttendCalibrating();
     EXPECT_NE(said.find(part), std::string::npos) << said;
@@ -417,6 +421,87 @@ TEST(CacheLifetime, AFreedContextTakesItsPlansAlong) {
   }
   EXPECT_EQ(Plugin::Get().Stats().plan_bytes, before);
 }
+
+// Runs everything that the plugin's backend computes inside ShortMemory::In.
+const test::ShortMemory* g_memory = nullptr;
+ggml_status (*g_graph_compute)(ggml_backend_t, ggml_cgraph*) = nullptr;
+ggml_status ComputeInShortMemory(ggml_backend_t backend, ggml_cgraph* graph) {
+  if (g_memory == nullptr) return g_graph_compute(backend, graph);
+  return g_memory->In([&] { return g_graph_compute(backend, graph); });
+}
+
+class ShortOfMemory : public CacheChange, public testing::WithParamInterface<std::pair<const char*, bool>> {
+ protected:
+  // A life of the cache: it is read, written through the graph, and changed behind the graph's back. Returns the calls
+  // that the exact kernel answered.
+  std::uint64_t Live(const test::ShortMemory& memory) {
+    Fill(0, kFilled, {1.0f, 2.0f}, +1);
+    ShowUpTo(kFilled);
+    session_.reset();
+    session_.emplace(true);
+    ggml_backend_t backend = session_->first_backend();
+    g_graph_compute = backend->iface.graph_compute;
+    backend->iface.graph_compute = ComputeInShortMemory;
+    g_memory = &memory;
+    const auto before = Plugin::Get().Stats();
+    Track();
+    for (int i = 0; i < 4; ++i) ExpectNear(1.0f);
+    std::vector<std::int64_t> cells;
+    for (std::int64_t r = 0; r < kFilled; r += 2) cells.push_back(r);
+    Write(cells, {7.0f, 0.0f}, +1);
+    for (int i = 0; i < 2; ++i) ExpectNear(7.0f);
+    Fill(0, kFilled, {3.0f, 4.0f}, +1);
+    ShowUpTo(kFilled - 300);
+    for (int i = 0; i < 3; ++i) ExpectNear(3.0f);
+    g_memory = nullptr;
+    return Plugin::Get().Stats().exact_calls - before.exact_calls;
+  }
+  void ExpectNear(float value) {
+    AttentionGraph graph(*session_, cache_, in_);
+    EXPECT_TRUE(graph.on_plugin());
+    std::vector<float> out;
+    const ggml_status status = graph.TryCompute(in_, &out);
+    if (status == GGML_STATUS_SUCCESS) {
+      EXPECT_NEAR(out[5], value, 0.02f * value);
+    } else {
+      EXPECT_EQ(status, GGML_STATUS_ALLOC_FAILED);
+    }
+  }
+};
+
+TEST_P(ShortOfMemory, AnswersStayRightAndItRecovers) {
+  const auto& [calibrate, for_good] = GetParam();
+  Plugin::Get().Set("calibrate", calibrate);
+  Plugin::Get().Set("audit", "1");
+  const std::uint64_t exact_calls = Live(test::ShortMemory(INT64_MAX, false));
+  for (std::int64_t k = 1;; ++k) {
+    SCOPED_TRACE("allocation " + std::to_string(k));
+    const test::ShortMemory memory(k, for_good);
+    const auto before = Plugin::Get().Stats();
+    const std::uint64_t exact = Live(memory);
+    const auto after = Plugin::Get().Stats();
+    if (exact > exact_calls) {
+      EXPECT_GT(after.failures, before.failures);
+    }
+    if (HasFailure()) break;
+    if (!memory.failed()) {
+      EXPECT_GT(k, 50);
+      EXPECT_EQ(exact, exact_calls);
+      break;
+    }
+    // With memory again, the rest of the calibration window, then sparse answers.
+    for (int i = 0; i < 4; ++i) EXPECT_NEAR(Attend(), 3.0f, 0.06f);
+    EXPECT_NEAR(AttendSparsely(), 3.0f, 0.06f);
+  }
+  Plugin::Get().Set("audit", "0.00390625");
+}
+INSTANTIATE_TEST_SUITE_P(All, ShortOfMemory,
+                         testing::Values(std::pair("0", false), std::pair("0", true), std::pair("3", false),
+                                         std::pair("3", true)),
+                         [](const auto& test) {
+                           return std::string(test.param.second ? "for_good" : "once") + "_calibrating" +
+                                  test.param.first;
+                         });
 
 }  // namespace
 }  // namespace scsa::plugin_test

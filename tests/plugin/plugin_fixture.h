@@ -106,6 +106,8 @@ class Session {
     sched_.reset(ggml_backend_sched_new(raw.data(), nullptr, static_cast<int>(raw.size()), 256, false, false));
   }
   ggml_backend_sched_t sched() const { return sched_.get(); }
+  // The plugin's backend where there is one.
+  ggml_backend_t first_backend() const { return backends_.front().get(); }
 
  private:
   std::vector<BackendPtr> backends_;
@@ -207,13 +209,18 @@ class AttentionGraph {
   bool on_plugin() const { return on_plugin_; }
   // Output as [stream][row][head][dim].
   std::vector<float> Compute(const AttentionInputs& in) {
+    std::vector<float> out;
+    EXPECT_EQ(TryCompute(in, &out), GGML_STATUS_SUCCESS);
+    return out;
+  }
+  ggml_status TryCompute(const AttentionInputs& in, std::vector<float>* out) {
     ggml_backend_tensor_set(q_, in.q.data(), 0, ggml_nbytes(q_));
     if (mask_ != nullptr) ggml_backend_tensor_set(mask_, in.mask.data(), 0, ggml_nbytes(mask_));
     if (sinks_ != nullptr) ggml_backend_tensor_set(sinks_, in.sinks.data(), 0, ggml_nbytes(sinks_));
-    EXPECT_EQ(ggml_backend_sched_graph_compute(session_.sched(), graph_), GGML_STATUS_SUCCESS);
-    std::vector<float> out(static_cast<std::size_t>(ggml_nelements(out_)));
-    ggml_backend_tensor_get(out_, out.data(), 0, ggml_nbytes(out_));
-    return out;
+    const ggml_status status = ggml_backend_sched_graph_compute(session_.sched(), graph_);
+    out->resize(static_cast<std::size_t>(ggml_nelements(out_)));
+    ggml_backend_tensor_get(out_, out->data(), 0, ggml_nbytes(out_));
+    return status;
   }
 
  private:
