@@ -11,6 +11,7 @@
 #include "scsa/audit.h"
 #include "scsa/config.h"
 #include "scsa/exact.h"
+#include "scsa/memory_budget.h"
 #include "scsa/status.h"
 #include "scsa/types.h"
 
@@ -52,6 +53,8 @@ struct LayerStats {
   std::uint64_t audit_failures = 0;      // audits and recalibrations given up, for memory was short
   std::uint64_t audit_ns = 0;            // wall time of the audit, its calibration windows not included
   std::uint64_t step_failures = 0;       // calls answered exactly, or not recorded in a window, for memory was short
+  std::uint64_t evicted_blocks = 0;      // blocks that the budget took away
+  std::uint64_t refused_blocks = 0;  // blocks that the budget had no room for, each once until it is built or dropped
 };
 
 // What calls answered sparsely read of one KV head: its part of union_rows, visible_rows and bytes_read.
@@ -138,6 +141,10 @@ class Layer {
   // kUnsupported (a row that is not finite) or kOutOfMemory: the blocks that failed stay unbuilt. kInvalidArgument for
   // a view or a thread count that Attend refuses.
   Status Seal(const KvView& kv, std::int64_t end_row, int n_threads);
+
+  // Counts the plan in a budget (scsa/memory_budget.h), or in none where `budget` is nullptr; blocks built before are
+  // dropped. kOutOfMemory: it is counted in none.
+  Status SetBudget(std::shared_ptr<MemoryBudget> budget);
 
   // Opens a calibration window: until FinishCalibration the layer answers exactly and records, per query head, the
   // error that each threshold of tau_grid() would have produced. tolerance > 0: relative L2 error of a head's output.

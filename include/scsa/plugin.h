@@ -16,7 +16,8 @@ extern "C" {
 /* Sets one option by the lower-case name of its environment variable without the SCSA_ prefix: "mode" (auto, exact,
  * off, limit), "preset" (fast, seed), "tolerance" (0 ... 1), "calibrate" (steps), "crossover" (cached rows), "taus" (a
  * file of thresholds, read at once; empty: none), "audit" (share, 0 ... 1), "prompt_tolerance" (0 ... 1; 0: prompts are
- * exact), "progress" (0, 1), "stats" (0, 1). Returns NULL, or one line
+ * exact), "progress" (0, 1), "stats" (0, 1), "max_mem" (bytes, 512M, 2G, or none; in force at once). Returns NULL, or one
+ * line
  * that says what is wrong (static or thread-local storage, valid until this thread's next call); then nothing was
  * changed. "mode" takes effect at once for nodes that the plugin already holds, and for others when llama.cpp next
  * builds a graph. Options of the operator hold for layers first seen afterwards. */
@@ -57,6 +58,9 @@ struct scsa_plugin_stats {
   uint64_t prompt_rows_visible;     /* cached rows visible, each once per tile: the 100 % of prompt_rows_read */
   uint64_t prompt_audited_tiles;    /* measured tiles for which a threshold was in force */
   uint64_t prompt_error_millionths; /* sum of their mean relative errors at it, times a million */
+  uint64_t max_mem;            /* bytes that plan_bytes is kept to; UINT64_MAX: no limit (not a total) */
+  uint64_t evicted_blocks;     /* blocks that gave way to others of more use, or to a lower limit */
+  uint64_t refused_blocks;     /* blocks that there was no room for: their rows are read exactly */
 };
 typedef void (*scsa_plugin_get_stats_t)(struct scsa_plugin_stats* stats);
 #define SCSA_PLUGIN_GET_STATS "scsa_plugin_get_stats"

@@ -250,6 +250,20 @@ SCSA_API enum scsa_status scsa_layer_notify_writes(scsa_layer* layer, const int6
 /* Forgets every block. Thresholds, calibration and counters stay. */
 SCSA_API enum scsa_status scsa_layer_drop_plans(scsa_layer* layer);
 
+/* A limit on the memory of plans, shared by layers, which may then be used by different threads at the same time. What
+ * does not fit is read exactly; memory_budget.h says which blocks give way. Destroying it leaves the layers as they
+ * are: the limit holds until the last one is gone. */
+typedef struct scsa_budget scsa_budget;
+/* *budget is NULL after an error. */
+SCSA_API enum scsa_status scsa_budget_create(uint64_t limit, scsa_budget** budget);
+SCSA_API void scsa_budget_destroy(scsa_budget* budget);
+/* Bytes in force from now on. */
+SCSA_API enum scsa_status scsa_budget_set_limit(scsa_budget* budget, uint64_t limit);
+/* Bytes that the plans of its layers hold; 0 for NULL. */
+SCSA_API uint64_t scsa_budget_used(const scsa_budget* budget);
+/* Counts the plan of the layer in the budget, or in none (NULL). Blocks built before are dropped. */
+SCSA_API enum scsa_status scsa_layer_set_budget(scsa_layer* layer, const scsa_budget* budget);
+
 /* Opens a calibration window: until scsa_layer_finish_calibration the layer answers exactly and records, per query
  * head, the error that each threshold of the grid would have produced. tolerance > 0: relative L2 error of a head's
  * output. */
@@ -304,9 +318,11 @@ struct scsa_stats {
   uint64_t audit_failures;     /* audits and recalibrations given up, for memory was short */
   uint64_t audit_ns;           /* wall time of the audit, its calibration windows not included */
   uint64_t step_failures;      /* calls answered exactly, or not recorded in a window, for memory was short */
+  uint64_t evicted_blocks;     /* blocks that the budget took away */
+  uint64_t refused_blocks;     /* blocks that the budget had no room for, each once until it is built or dropped */
 };
 #define SCSA_STATS_INIT \
-  { sizeof(struct scsa_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(struct scsa_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 SCSA_API enum scsa_status scsa_layer_get_stats(const scsa_layer* layer, struct scsa_stats* stats);
 SCSA_API enum scsa_status scsa_layer_reset_stats(scsa_layer* layer);
@@ -377,6 +393,7 @@ SCSA_API scsa_layer* scsa_state_layer(scsa_state* state, int index);
 /* As for a layer, for all of them. */
 SCSA_API enum scsa_status scsa_state_start_calibration(scsa_state* state, float tolerance);
 SCSA_API enum scsa_status scsa_state_finish_calibration(scsa_state* state);
+SCSA_API enum scsa_status scsa_state_set_budget(scsa_state* state, const scsa_budget* budget); /* for each layer */
 SCSA_API enum scsa_status scsa_state_set_serial(scsa_state* state, int serial);
 /* As for a layer, with the seed raised by one from layer to layer. */
 SCSA_API enum scsa_status scsa_state_set_audit(scsa_state* state, const struct scsa_audit_config* config);

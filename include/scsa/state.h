@@ -36,6 +36,9 @@ class State {
   // and CheckTausModel say, and changes nothing.
   Status LoadTausJson(std::string_view text, const ModelIdentity& model = {});
 
+  // Layer::SetBudget for each layer; after an error for some of them.
+  Status SetBudget(const std::shared_ptr<MemoryBudget>& budget);
+
   // Layer::SetAudit for each layer, with the seed raised by one from layer to layer.
   Status SetAudit(AuditConfig config);
   // Figures over the samples of all layers. kOutOfMemory.

@@ -43,6 +43,9 @@ _STATS_FIELDS = (
     "prompt_rows_visible",
     "prompt_audited_tiles",
     "prompt_error_millionths",
+    "max_mem",
+    "evicted_blocks",
+    "refused_blocks",
 )
 
 
@@ -125,7 +128,7 @@ def enable(**options: object) -> None:
 
 
 def set_option(name: str, value: object) -> None:
-    """Changes an option: mode, preset, tolerance, calibrate, crossover, taus, audit or stats (docs/reference.md).
+    """Changes an option (docs/reference.md): mode, preset, tolerance, calibrate, crossover, taus, audit, stats, max_mem.
 
     Options of the operator hold for models opened afterwards. ValueError says what is wrong with a value.
     """

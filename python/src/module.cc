@@ -182,7 +182,9 @@ void BindFigures(nb::module_& m) {
       .def_ro("recalibrated_heads", &LayerStats::recalibrated_heads)
       .def_ro("audit_failures", &LayerStats::audit_failures)
       .def_ro("audit_ns", &LayerStats::audit_ns)
-      .def_ro("step_failures", &LayerStats::step_failures);
+      .def_ro("step_failures", &LayerStats::step_failures)
+      .def_ro("evicted_blocks", &LayerStats::evicted_blocks)
+      .def_ro("refused_blocks", &LayerStats::refused_blocks);
   nb::class_<AuditSample>(m, "AuditSample", "The error of one audited output.")
       .def_ro("call", &AuditSample::call)
       .def_ro("error", &AuditSample::error)

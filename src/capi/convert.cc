@@ -234,6 +234,8 @@ Status WriteStats(const LayerStats& from, scsa_stats* to) {
   stats.audit_failures = from.audit_failures;
   stats.audit_ns = from.audit_ns;
   stats.step_failures = from.step_failures;
+  stats.evicted_blocks = from.evicted_blocks;
+  stats.refused_blocks = from.refused_blocks;
   return WriteStruct(stats, "scsa_stats", to);
 }
 

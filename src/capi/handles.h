@@ -10,12 +10,17 @@
 #include "capi/error.h"
 #include "scsa/exact.h"
 #include "scsa/layer.h"
+#include "scsa/memory_budget.h"
 #include "scsa/scsa.h"
 #include "scsa/state.h"
 #include "scsa/taus.h"
 
 struct scsa_workspace {
   scsa::Workspace workspace;
+};
+
+struct scsa_budget {
+  std::shared_ptr<scsa::MemoryBudget> budget;
 };
 
 struct scsa_layer {

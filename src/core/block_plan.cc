@@ -2,11 +2,11 @@
 #include "core/block_plan.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "core/fingerprint.h"
 #include "core/kernels.h"
@@ -31,10 +31,8 @@ bool Representable(const float* x, std::int64_t n) {
   return fits;
 }
 
-template <class T>
-std::size_t HeldBytes(const std::vector<T>& v) {
-  return v.capacity() * sizeof(T);
-}
+// Weight of the last call in the average of BlockUse::read.
+constexpr float kReadDecay = 1.0f / 32;
 
 }  // namespace
 
@@ -44,101 +42,135 @@ struct BlockPlan::BuildScratch {
   KMeansScratch kmeans;
 };
 
-BlockPlan::BlockPlan(const Shape& shape, const Config& config)
+void BlockPlan::Free::operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kCacheLine}); }
+
+BlockPlan::BlockPlan(const Shape& shape, const Config& config, PlanMemory* memory)
     : shape_(shape),
       config_(config),
+      memory_(memory),
       layout_(shape.head_dim, KMeansSlots(config.block_size, config.cluster_size)),
-      heads_(shape.kv_heads) {}
+      parts_(LayOut()) {}
+
+BlockPlan::~BlockPlan() { DropAll(); }
+
+// Each part begins at a cache line.
+BlockPlan::Parts BlockPlan::LayOut() const {
+  std::size_t at = 0;
+  const auto take = [&](std::size_t bytes) {
+    const std::size_t begin = at;
+    at += (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    return begin;
+  };
+  const auto rows = static_cast<std::size_t>(config_.block_size);
+  const bool packs = config_.packed_format != PackedFormat::kNone;
+  const std::size_t packed = packs ? rows * RowBytes(PackedType(config_.packed_format), shape_.head_dim) : 0;
+  Parts parts{};
+  parts.keys = take(layout_.key_bytes());
+  parts.values = take(layout_.value_bytes());
+  parts.fingerprints = take(rows * sizeof(std::uint32_t));
+  parts.members = take(rows * sizeof(std::uint16_t));
+  parts.offsets = take(static_cast<std::size_t>(slots() + 1) * sizeof(std::uint16_t));
+  parts.packed_k = take(packed);
+  parts.packed_v = take(packed);
+  parts.end = at;
+  return parts;
+}
 
 std::int64_t BlockPlan::FirstRow(int block) const {
   return block == 0 ? config_.sink : std::int64_t{block} * block_rows();
 }
 
 std::size_t BlockPlan::Bytes() const {
-  std::size_t bytes = HeldBytes(built_);
-  for (const HeadSummaries& h : heads_) {
-    bytes += HeldBytes(h.keys) + HeldBytes(h.values) + HeldBytes(h.members) + HeldBytes(h.offsets) +
-             HeldBytes(h.packed_k) + HeldBytes(h.packed_v) + HeldBytes(h.fingerprints);
-  }
-  return bytes;
+  const auto n = std::ranges::count_if(blocks_, [](const Block& block) { return block.data != nullptr; });
+  return static_cast<std::size_t>(n) * BlockBytes();
 }
 
 void BlockPlan::AppendRows(int kv_head, std::span<const std::int32_t> clusters, bool packed,
                            std::vector<std::int32_t>& rows) const {
-  const HeadSummaries& summaries = heads_[kv_head];
   const std::size_t before = rows.size();
   rows.resize(before + clusters.size() * static_cast<std::size_t>(2 * config_.cluster_size));  // at most
   std::int32_t* to = rows.data() + before;
   for (const std::int32_t cluster : clusters) {
     const int block = cluster / slots();
-    const std::uint16_t* offsets = summaries.offsets.data() + std::int64_t{block} * (slots() + 1) + cluster % slots();
+    const std::uint16_t* at = offsets(kv_head, block) + cluster % slots();
     const std::int32_t first = block * block_rows();
-    const std::uint16_t* members = summaries.members.data() + first;
-    for (std::int32_t i = offsets[0]; i < offsets[1]; ++i) *to++ = first + (packed ? i : members[i]);
+    const std::uint16_t* rows_of = members(kv_head, block);
+    for (std::int32_t i = at[0]; i < at[1]; ++i) *to++ = first + (packed ? i : rows_of[i]);
   }
   rows.resize(static_cast<std::size_t>(to - rows.data()));
 }
 
-void BlockPlan::Grow(int n_blocks) {
-  const auto n = static_cast<std::size_t>(n_blocks);
-  for (HeadSummaries& h : heads_) {
-    h.keys.resize(n * layout_.key_bytes());
-    h.values.resize(n * layout_.value_bytes());
-    h.members.resize(n * config_.block_size);
-    h.offsets.resize(n * (slots() + 1));
-    h.fingerprints.resize(n * config_.block_size);
-    if (config_.packed_format != PackedFormat::kNone) {
-      const std::size_t packed_row = RowBytes(PackedType(config_.packed_format), shape_.head_dim);
-      h.packed_k.resize(n * config_.block_size * packed_row);
-      h.packed_v.resize(n * config_.block_size * packed_row);
-    }
+BlockPlan::Data BlockPlan::TakeBlock(Status* status, bool* refused) {
+  *refused = memory_ != nullptr && !memory_->Take(BlockBytes());
+  if (*refused) return nullptr;
+  Data data(static_cast<std::byte*>(::operator new (BlockBytes(), std::align_val_t{kCacheLine}, std::nothrow)));
+  if (data == nullptr) {
+    if (memory_ != nullptr) memory_->Give(BlockBytes());
+    *status = {StatusCode::kOutOfMemory, std::string()};
   }
-  // Last: should memory run out above, the blocks that exist keep their places.
-  built_.resize(n, 0);
+  return data;
 }
 
-Status BlockPlan::Build(const KvView& kv, std::span<const int> blocks, int n_threads) {
-  if (blocks.empty()) return Status::Ok();
+BlockPlan::BuildResult BlockPlan::Build(const KvView& kv, std::span<const int> blocks, int n_threads) {
+  BuildResult result;
+  if (blocks.empty()) return result;
+  if (kv.k_type != k_type_ || kv.v_type != v_type_) DropAll();
+  k_type_ = kv.k_type;
+  v_type_ = kv.v_type;
   try {
     const int last = *std::ranges::max_element(blocks);
-    if (last >= n_blocks()) Grow(last + 1);
-    if (kv.k_type != k_type_ || kv.v_type != v_type_) DropAll();
-    k_type_ = kv.k_type;
-    v_type_ = kv.v_type;
-    const std::int64_t n_tasks = std::ssize(blocks) * shape_.kv_heads;
-    std::vector<BuildScratch> scratch(std::min<std::int64_t>(std::max(n_threads, 1), n_tasks));
-    std::vector<Status> results(n_tasks);
-    ParallelFor(n_threads, n_tasks, [&](std::int64_t task, int thread) {
+    if (last >= n_blocks()) blocks_.resize(static_cast<std::size_t>(last) + 1);
+    // A block is part of the plan once all of it is built.
+    std::vector<Data> fresh(blocks.size());
+    std::vector<Status> statuses(blocks.size() * static_cast<std::size_t>(shape_.kv_heads));
+    std::vector<BuildScratch> scratch(
+        std::min<std::int64_t>(std::max(n_threads, 1), std::ssize(blocks) * shape_.kv_heads));
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      bool refused = false;
+      fresh[i] = TakeBlock(&result.status, &refused);
+      if (!refused) continue;
+      Block& block = blocks_[static_cast<std::size_t>(blocks[i])];
+      result.refused += block.refused ? 0 : 1;
+      block.refused = true;
+    }
+    ParallelFor(n_threads, std::ssize(statuses), [&](std::int64_t task, int thread) {
+      const std::int64_t i = task / shape_.kv_heads;
+      if (fresh[i] == nullptr) return;
       try {
-        results[task] =
-            BuildHead(kv, blocks[task / shape_.kv_heads], static_cast<int>(task % shape_.kv_heads), scratch[thread]);
+        statuses[task] =
+            BuildHead(kv, blocks[i], static_cast<int>(task % shape_.kv_heads), fresh[i].get(), scratch[thread]);
       } catch (const std::bad_alloc&) {
-        results[task] = {StatusCode::kOutOfMemory, std::string()};
+        statuses[task] = {StatusCode::kOutOfMemory, std::string()};
       }
     });
-    Status first_error;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-      built_[blocks[i]] = 1;
-      for (int h = 0; h < shape_.kv_heads; ++h) {
-        const Status& result = results[i * shape_.kv_heads + h];
-        if (result.ok()) continue;
-        built_[blocks[i]] = 0;
-        if (first_error.ok()) first_error = result;
+      if (fresh[i] == nullptr) continue;
+      const auto first = statuses.begin() + static_cast<std::ptrdiff_t>(i) * shape_.kv_heads;
+      const auto failed = std::find_if(first, first + shape_.kv_heads, [](const Status& s) { return !s.ok(); });
+      if (failed != first + shape_.kv_heads) {
+        if (result.status.ok()) result.status = std::move(*failed);
+        if (memory_ != nullptr) memory_->Give(BlockBytes());
+        continue;
       }
+      blocks_[static_cast<std::size_t>(blocks[i])] = {.data = std::move(fresh[i]), .use = {.last = Now()}};
+      ++result.built;
     }
-    return first_error;
   } catch (const std::bad_alloc&) {
-    return {StatusCode::kOutOfMemory, std::string()};
+    result.status = {StatusCode::kOutOfMemory, std::string()};
   }
+  return result;
 }
 
-Status BlockPlan::BuildHead(const KvView& kv, int block, int kv_head, BuildScratch& s) {
+Status BlockPlan::BuildHead(const KvView& kv, int block, int kv_head, std::byte* data, BuildScratch& s) const {
   const int head_dim = shape_.head_dim;
   const std::int64_t first = FirstRow(block);
   const auto n = static_cast<int>(EndRow(block) - first);
   const std::int64_t block_begin = std::int64_t{block} * block_rows();
   const auto skipped = static_cast<int>(first - block_begin);
-  HeadSummaries& h = heads_[kv_head];
+  std::byte* head = data + Head(kv_head);
+  auto* fingerprints = reinterpret_cast<std::uint32_t*>(head + parts_.fingerprints);
+  auto* members = reinterpret_cast<std::uint16_t*>(head + parts_.members);
+  auto* offsets = reinterpret_cast<std::uint16_t*>(head + parts_.offsets);
   s.keys.resize(static_cast<std::size_t>(n) * head_dim);
   s.values.resize(static_cast<std::size_t>(n) * head_dim);
   s.centroids.assign(static_cast<std::size_t>(slots()) * head_dim, 0.0f);
@@ -147,14 +179,12 @@ Status BlockPlan::BuildHead(const KvView& kv, int block, int kv_head, BuildScrat
   for (int i = 0; i < n; ++i) {
     DecodeRow(kv.KRow(first + i, kv_head), kv.k_type, head_dim, s.keys.data() + std::int64_t{i} * head_dim);
     DecodeRow(kv.VRow(first + i, kv_head), kv.v_type, head_dim, s.values.data() + std::int64_t{i} * head_dim);
-    h.fingerprints[block_begin + skipped + i] = CacheFingerprint(kv, first + i, kv_head, head_dim);
+    fingerprints[skipped + i] = CacheFingerprint(kv, first + i, kv_head, head_dim);
   }
   if (!Representable(s.keys.data(), std::ssize(s.keys)) || !Representable(s.values.data(), std::ssize(s.values))) {
     return {StatusCode::kUnsupported, "a cached row holds a value that the plan cannot represent"};
   }
 
-  std::uint16_t* members = h.members.data() + block_begin;
-  std::uint16_t* offsets = h.offsets.data() + static_cast<std::size_t>(block) * (slots() + 1);
   const KMeansParams params{.cluster_size = config_.cluster_size,
                             .max_cluster_size = 2 * config_.cluster_size,
                             .rounds = config_.kmeans_rounds,
@@ -163,7 +193,7 @@ Status BlockPlan::BuildHead(const KvView& kv, int block, int kv_head, BuildScrat
   const int used_slots = KMeansSlots(n, config_.cluster_size);
   for (int c = used_slots; c < slots(); ++c) offsets[c + 1] = offsets[used_slots];
 
-  const KeyRecord keys = layout_.Keys(h.keys.data() + static_cast<std::size_t>(block) * layout_.key_bytes());
+  const KeyRecord keys = layout_.Keys(head + parts_.keys);
   std::fill_n(keys.shape, head_dim, 0.0f);
   for (int c = 0; c < slots(); ++c) {
     const int count = offsets[c + 1] - offsets[c];
@@ -191,27 +221,32 @@ Status BlockPlan::BuildHead(const KvView& kv, int block, int kv_head, BuildScrat
   for (int d = 0; d < head_dim; ++d) total += keys.shape[d];
   for (int d = 0; d < head_dim; ++d) keys.shape[d] = total > 0.0f ? keys.shape[d] / total : 0.0f;
   StoreCentroids(layout_, s.centroids.data(), s.counts, keys);
-  StoreValueMeans(layout_, s.value_means.data(), s.counts,
-                  layout_.Values(h.values.data() + static_cast<std::size_t>(block) * layout_.value_bytes()));
+  StoreValueMeans(layout_, s.value_means.data(), s.counts, layout_.Values(head + parts_.values));
 
   if (config_.packed_format != PackedFormat::kNone) {
     const DType type = PackedType(config_.packed_format);
     const std::size_t packed_row = RowBytes(type, head_dim);
     for (int i = 0; i < n; ++i) {
-      const std::size_t at = (block_begin + i) * packed_row;
-      EncodeRow(s.keys.data() + std::int64_t{members[i]} * head_dim, type, head_dim, h.packed_k.data() + at);
-      EncodeRow(s.values.data() + std::int64_t{members[i]} * head_dim, type, head_dim, h.packed_v.data() + at);
+      const std::size_t at = i * packed_row;
+      EncodeRow(s.keys.data() + std::int64_t{members[i]} * head_dim, type, head_dim, head + parts_.packed_k + at);
+      EncodeRow(s.values.data() + std::int64_t{members[i]} * head_dim, type, head_dim, head + parts_.packed_v + at);
     }
   }
   for (int i = 0; i < n; ++i) members[i] = static_cast<std::uint16_t>(members[i] + skipped);
   return Status::Ok();
 }
 
+void BlockPlan::Drop(int block) {
+  blocks_[static_cast<std::size_t>(block)] = {};
+  if (memory_ != nullptr) memory_->Give(BlockBytes());
+}
+
 int BlockPlan::DropAll() {
   int dropped = 0;
-  for (std::uint8_t& built : built_) {
-    dropped += built;
-    built = 0;
+  for (int block = 0; block < n_blocks(); ++block) {
+    if (!built(block)) continue;
+    Drop(block);
+    ++dropped;
   }
   return dropped;
 }
@@ -220,15 +255,41 @@ int BlockPlan::DropWritten(std::span<const std::int64_t> rows) {
   int dropped = 0;
   for (const std::int64_t row : rows) {
     const std::int64_t block = row / block_rows();
-    if (row < config_.sink || block >= n_blocks()) continue;
-    dropped += built_[block];
-    built_[block] = 0;
+    if (row < config_.sink || block >= n_blocks() || !built(static_cast<int>(block))) continue;
+    Drop(static_cast<int>(block));
+    ++dropped;
   }
   return dropped;
 }
 
+void BlockPlan::NoteRead(int block, float share) {
+  float& read = blocks_[static_cast<std::size_t>(block)].use.read;
+  read += (share - read) * kReadDecay;
+}
+
+EvictablePlan::Candidate BlockPlan::LeastUseful() const {
+  EvictablePlan::Candidate least;
+  for (int block = 0; block < n_blocks(); ++block) {
+    if (!built(block)) continue;
+    const BlockUse& use = blocks_[static_cast<std::size_t>(block)].use;
+    // Used longest ago; of those used in the same round, the one that is read most.
+    if (least.block >= 0 && (use.last > least.use.last || (use.last == least.use.last && use.read <= least.use.read))) {
+      continue;
+    }
+    least = {block, use};
+  }
+  return least;
+}
+
+std::uint64_t BlockPlan::Evict(int block, std::uint64_t not_before) {
+  blocks_[static_cast<std::size_t>(block)] = {.not_before = not_before};
+  return BlockBytes();
+}
+
 bool BlockPlan::RowUnchanged(const KvView& kv, std::int64_t row, int kv_head) const {
-  return CacheFingerprint(kv, row, kv_head, shape_.head_dim) == heads_[kv_head].fingerprints[row];
+  const auto block = static_cast<int>(row / block_rows());
+  const auto* fingerprints = reinterpret_cast<const std::uint32_t*>(data(block) + Head(kv_head) + parts_.fingerprints);
+  return CacheFingerprint(kv, row, kv_head, shape_.head_dim) == fingerprints[row % block_rows()];
 }
 
 bool BlockPlan::Unchanged(const KvView& kv, int block) const {
@@ -245,20 +306,19 @@ int BlockPlan::DropChanged(const KvView& kv, Verify verify, int n_threads) {
   int dropped = 0;
   const auto drop_if = [&](int block, bool changed) {
     if (!changed) return;
-    built_[block] = 0;
+    Drop(block);
     ++dropped;
   };
   for (int block = 0; block < n_blocks(); ++block) drop_if(block, built(block) && EndRow(block) > kv.n_kv);
   if (verify == Verify::kFull) {
     // Takes no memory: a check that could fail would leave changed blocks in use.
-    std::atomic<int> changed{0};
     ParallelFor(n_threads, n_blocks(), [&](std::int64_t task, int) {
       const auto block = static_cast<int>(task);
-      if (!built(block) || Unchanged(kv, block)) return;
-      built_[block] = 0;
-      changed.fetch_add(1, std::memory_order_relaxed);
+      blocks_[static_cast<std::size_t>(block)].changed = built(block) && !Unchanged(kv, block);
     });
-    dropped += changed.load(std::memory_order_relaxed);
+    for (int block = 0; block < n_blocks(); ++block) {
+      drop_if(block, blocks_[static_cast<std::size_t>(block)].changed);
+    }
   } else if (verify == Verify::kSample) {
     // Rows first, then KV heads: whatever rewrites a cell rewrites all its heads, so another row says more.
     const std::uint64_t call = sample_++;

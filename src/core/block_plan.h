@@ -6,11 +6,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "core/block_summaries.h"
 #include "core/kmeans.h"
+#include "core/plan_memory.h"
 #include "scsa/config.h"
 #include "scsa/layer.h"
 #include "scsa/status.h"
@@ -18,35 +20,41 @@
 
 namespace scsa {
 
-// What is kept of one KV head, block after block.
-struct HeadSummaries {
-  std::vector<std::byte> keys;         // key records (block_summaries.h)
-  std::vector<std::byte> values;       // value records
-  std::vector<std::uint16_t> members;  // [block][block_rows]: rows by cluster, counted from the block's first row
-  std::vector<std::uint16_t> offsets;  // [block][slots + 1] into members
-  std::vector<std::byte> packed_k;  // [block][block_rows] rows in the order of `members`; empty for PackedFormat::kNone
-  std::vector<std::byte> packed_v;
-  std::vector<std::uint32_t> fingerprints;  // [block][block_rows], of the cache rows in row order
-};
-
 // Block b covers the cache rows [b * block_rows, (b + 1) * block_rows), except that the first block leaves out the
-// first `sink` rows, which are always read exactly. Not thread-safe.
+// first `sink` rows, which are always read exactly. Each block is one piece of memory, so that blocks come and go one
+// by one. Not thread-safe.
 class BlockPlan {
  public:
-  BlockPlan(const Shape& shape, const Config& config);
+  // memory: what the blocks are counted in; nullptr: nowhere. It outlives the plan.
+  BlockPlan(const Shape& shape, const Config& config, PlanMemory* memory = nullptr);
+  ~BlockPlan();
+  BlockPlan(const BlockPlan&) = delete;
+  BlockPlan& operator=(const BlockPlan&) = delete;
 
   int block_rows() const { return config_.block_size; }
   int slots() const { return layout_.slots(); }  // clusters per block
   const SummaryLayout& layout() const { return layout_; }
-  int n_blocks() const { return static_cast<int>(built_.size()); }  // blocks 0 ... n_blocks() - 1 may be built
-  bool built(int block) const { return block < n_blocks() && built_[block] != 0; }
-  const HeadSummaries& head(int kv_head) const { return heads_[kv_head]; }
-  const std::byte* key_record(int kv_head, int block) const {
-    return heads_[kv_head].keys.data() + static_cast<std::size_t>(block) * layout_.key_bytes();
+  int n_blocks() const { return static_cast<int>(blocks_.size()); }  // blocks 0 ... n_blocks() - 1 may be built
+  bool built(int block) const { return block < n_blocks() && data(block) != nullptr; }
+
+  // The memory of a block, and where the parts of a KV head begin in it.
+  const std::byte* data(int block) const { return blocks_[static_cast<std::size_t>(block)].data.get(); }
+  std::size_t KeysAt(int kv_head) const { return Head(kv_head) + parts_.keys; }
+  std::size_t ValuesAt(int kv_head) const { return Head(kv_head) + parts_.values; }
+  const std::byte* key_record(int kv_head, int block) const { return data(block) + KeysAt(kv_head); }
+  const std::byte* value_record(int kv_head, int block) const { return data(block) + ValuesAt(kv_head); }
+  // [block_rows]: rows by cluster, counted from the block's first row.
+  const std::uint16_t* members(int kv_head, int block) const {
+    return reinterpret_cast<const std::uint16_t*>(data(block) + Head(kv_head) + parts_.members);
   }
-  const std::byte* value_record(int kv_head, int block) const {
-    return heads_[kv_head].values.data() + static_cast<std::size_t>(block) * layout_.value_bytes();
+  // [slots + 1] into members.
+  const std::uint16_t* offsets(int kv_head, int block) const {
+    return reinterpret_cast<const std::uint16_t*>(data(block) + Head(kv_head) + parts_.offsets);
   }
+  // [block_rows] rows in the order of `members`; not for PackedFormat::kNone.
+  const std::byte* packed_k(int kv_head, int block) const { return data(block) + Head(kv_head) + parts_.packed_k; }
+  const std::byte* packed_v(int kv_head, int block) const { return data(block) + Head(kv_head) + parts_.packed_v; }
+
   // Appends the rows of clusters, counted through all blocks: their places in the cache or in the packed copies. Throws
   // std::bad_alloc.
   void AppendRows(int kv_head, std::span<const std::int32_t> clusters, bool packed,
@@ -56,30 +64,68 @@ class BlockPlan {
   std::size_t Bytes() const;
   std::size_t SummaryBytesPerBlock() const { return layout_.key_bytes() + layout_.value_bytes(); }  // of one KV head
 
+  // Memory of one block.
+  std::size_t BlockBytes() const { return Head(shape_.kv_heads); }
+
+  struct BuildResult {
+    Status status;  // the first error
+    int built = 0;
+    int refused = 0;  // there was no room for them
+  };
   // Clusters, summarises and (where the format asks for it) packs the given blocks, in parallel over (block, KV head).
   // kUnsupported when a row holds a value that is not finite or too large for the summaries; kOutOfMemory. A block that
-  // fails stays unbuilt and is reported by the first error; the others are built.
-  Status Build(const KvView& kv, std::span<const int> blocks, int n_threads);
+  // fails, or that there is no room for, stays unbuilt; the others are built.
+  BuildResult Build(const KvView& kv, std::span<const int> blocks, int n_threads);
 
   // Each returns the number of built blocks that were dropped.
   int DropAll();
   int DropWritten(std::span<const std::int64_t> rows);
   int DropChanged(const KvView& kv, Verify verify, int n_threads);
 
+  // How useful blocks are, for EvictablePlan.
+  void NoteUse(int block, std::uint64_t call) { blocks_[static_cast<std::size_t>(block)].use.last = call; }
+  void NoteRead(int block, float share);  // of its rows, by a call that used it
+  EvictablePlan::Candidate LeastUseful() const;
+  std::uint64_t Evict(int block, std::uint64_t not_before);
+  bool MayBuild(int block) const {
+    return block >= n_blocks() || blocks_[static_cast<std::size_t>(block)].not_before <= Now();
+  }
+
  private:
-  void Grow(int n_blocks);
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
+  using Data = std::unique_ptr<std::byte, Free>;
+  struct Block {
+    Data data{};  // nullptr: not built
+    BlockUse use{};
+    std::uint64_t not_before = 0;
+    bool refused = false;  // and counted
+    bool changed = false;  // of DropChanged
+  };
+  // Where the parts of a KV head begin.
+  struct Parts {
+    std::size_t keys, values, fingerprints, members, offsets, packed_k, packed_v, end;
+  };
   struct BuildScratch;
-  Status BuildHead(const KvView& kv, int block, int kv_head, BuildScratch& scratch);
+
+  std::size_t Head(int kv_head) const { return static_cast<std::size_t>(kv_head) * parts_.end; }
+  std::uint64_t Now() const { return memory_ == nullptr ? 0 : memory_->now(); }
+  Parts LayOut() const;
+  Data TakeBlock(Status* status, bool* refused);
+  void Drop(int block);
+  Status BuildHead(const KvView& kv, int block, int kv_head, std::byte* data, BuildScratch& scratch) const;
   bool RowUnchanged(const KvView& kv, std::int64_t row, int kv_head) const;
   bool Unchanged(const KvView& kv, int block) const;
 
   Shape shape_;
   Config config_;
+  PlanMemory* memory_;
   SummaryLayout layout_;
+  Parts parts_;
   DType k_type_ = DType::kF16;  // row formats of the cache that the blocks were built from
   DType v_type_ = DType::kF16;
-  std::vector<std::uint8_t> built_;
-  std::vector<HeadSummaries> heads_;
+  std::vector<Block> blocks_;
   std::uint64_t sample_ = 0;  // rotates the rows that Verify::kSample looks at
 };
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/block_plan.h"
@@ -13,6 +14,7 @@
 #include "core/joint_operator.h"
 #include "core/kernels.h"
 #include "core/method.h"
+#include "core/plan_memory.h"
 #include "core/prompt_operator.h"
 
 namespace scsa {
@@ -31,10 +33,11 @@ bool QueriesAreFinite(const Shape& shape, const LayerCall& call) {
 
 class FastMethod final : public SparseMethod {
  public:
-  FastMethod(const Shape& shape, const Config& config)
+  FastMethod(const Shape& shape, const Config& config, PlanMemory& memory)
       : shape_(shape),
         config_(config),
-        plan_(shape, config),
+        memory_(memory),
+        plan_(shape, config, &memory),
         operator_(shape, config),
         prompt_(shape, config),
         reads_(shape.kv_heads) {}
@@ -61,11 +64,14 @@ class FastMethod final : public SparseMethod {
   Status Attend(const LayerCall& call, std::span<const float> taus, const OutView& out, LayerStats* stats) override {
     LayerStats counted = *stats;
     std::ranges::fill(reads_, HeadReads{});
+    opened_.clear();
     try {
+      if (memory_.limited()) opened_.resize(static_cast<std::size_t>(plan_.n_blocks()));
       for (int row = 0; row < call.q.n_q; ++row) {
         const Status status = operator_.Attend(plan_, Query(call, row), taus, call.n_threads, call.workspace,
                                                out.data + row * out.row_stride, out.head_stride, counted);
         if (!status.ok()) return status;
+        NoteUse();
       }
     } catch (const std::bad_alloc&) {
       return Status::OutOfMemory("no memory for a sparse attention step");
@@ -77,6 +83,7 @@ class FastMethod final : public SparseMethod {
   }
 
   Status Record(const LayerCall& call, const OutView& exact_output, CalibrationWindow* window) override {
+    opened_.clear();
     try {
       errors_.resize(static_cast<std::size_t>(shape_.q_heads) * kTauGridSize);
       for (int row = 0; row < call.q.n_q; ++row) {
@@ -84,6 +91,7 @@ class FastMethod final : public SparseMethod {
             operator_.Replay(plan_, Query(call, row), window->grid(), exact_output.data + row * exact_output.row_stride,
                              exact_output.head_stride, call.n_threads, call.workspace, errors_);
         if (!status.ok()) return status;
+        NoteUse();
         window->BeginStep();
         for (int h = 0; h < shape_.q_heads; ++h) window->Record(h, errors_.data() + h * kTauGridSize);
       }
@@ -96,7 +104,14 @@ class FastMethod final : public SparseMethod {
   Status AttendPrompt(const LayerCall& call, PromptThresholds* thresholds, const OutView& out) override {
     try {
       const PromptQuery query{call.q, call.kv, visible_, visible_stride_, call.params};
-      return prompt_.Attend(plan_, query, *thresholds, call.n_threads, call.workspace, out);
+      Status status = prompt_.Attend(plan_, query, *thresholds, call.n_threads, call.workspace, out);
+      if (!memory_.limited()) return status;
+      // What the last row sees as a whole served the prompt.
+      coverage_.Find(plan_, call.kv.n_kv, visible_ + (call.q.n_q - 1) * visible_stride_);
+      for (int b = 0; b < coverage_.n_blocks(); ++b) {
+        if (coverage_.usable[static_cast<std::size_t>(b)] != 0) plan_.NoteUse(b, memory_.now());
+      }
+      return status;
     } catch (const std::bad_alloc&) {
       return Status::OutOfMemory("no memory for the sparse attention of a prompt");
     }
@@ -106,7 +121,7 @@ class FastMethod final : public SparseMethod {
     try {
       due_.clear();
       for (int b = 0; plan_.EndRow(b) <= std::min(end_row, kv.n_kv); ++b) {
-        if (!plan_.built(b)) due_.push_back(b);
+        if (!plan_.built(b) && plan_.MayBuild(b)) due_.push_back(b);
       }
       return Build(kv, n_threads, stats);
     } catch (const std::bad_alloc&) {
@@ -117,6 +132,8 @@ class FastMethod final : public SparseMethod {
   int DropWritten(std::span<const std::int64_t> rows) override { return plan_.DropWritten(rows); }
   int DropAll() override { return plan_.DropAll(); }
   std::size_t PlanBytes() const override { return plan_.Bytes(); }
+  Candidate LeastUseful() const override { return plan_.LeastUseful(); }
+  std::uint64_t Evict(int block, std::uint64_t not_before) override { return plan_.Evict(block, not_before); }
   std::int64_t sealed_end() const override {
     int n = 0;
     while (plan_.built(n)) ++n;
@@ -148,34 +165,54 @@ class FastMethod final : public SparseMethod {
       std::int64_t end = call.kv.n_kv;
       while (end > 0 && (words[(end - 1) / 64] >> ((end - 1) % 64) & 1) == 0) --end;
       for (int b = 0; plan_.EndRow(b) + config_.recent + config_.seal_delay <= end; ++b) {
-        if (plan_.built(b)) continue;
+        if (plan_.built(b) || !plan_.MayBuild(b)) continue;
         const std::uint64_t* first = words + std::int64_t{b} * words_per_block;
         const bool whole =
             std::all_of(first, first + words_per_block, [](std::uint64_t w) { return w == ~std::uint64_t{0}; });
         if (whole && std::ranges::find(due_, b) == due_.end()) due_.push_back(b);
       }
     }
+    if (memory_.RefusalStands()) return;
     if (!Build(call.kv, call.n_threads, stats).ok()) ++stats->build_failures;
+  }
+
+  // What the operator used in the call that it just answered or replayed, for a budget to go by.
+  void NoteUse() {
+    if (!memory_.limited()) return;
+    const Coverage& coverage = operator_.coverage();
+    std::ranges::fill(opened_, 0);
+    if (!opened_.empty()) operator_.AddOpenedRows(plan_, opened_);
+    for (int b = 0; b < coverage.n_blocks(); ++b) {
+      if (coverage.usable[static_cast<std::size_t>(b)] == 0) continue;
+      plan_.NoteUse(b, memory_.now());
+      if (opened_.empty()) continue;
+      const auto rows = static_cast<float>((plan_.EndRow(b) - plan_.FirstRow(b)) * shape_.kv_heads);
+      plan_.NoteRead(b, static_cast<float>(opened_[static_cast<std::size_t>(b)]) / rows);
+    }
   }
 
   Status Build(const KvView& kv, int n_threads, LayerStats* stats) {
     if (due_.empty()) return Status::Ok();
     const auto start = std::chrono::steady_clock::now();
-    Status status = plan_.Build(kv, due_, n_threads);
-    stats->rebuild_count += due_.size();
+    BlockPlan::BuildResult result = plan_.Build(kv, due_, n_threads);
+    stats->rebuild_count += static_cast<std::uint64_t>(result.built);
+    memory_.CountRefused(static_cast<std::uint64_t>(result.refused));
     stats->build_ns +=
         std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
-    return status;
+    return std::move(result.status);
   }
 
   Shape shape_;
   Config config_;
+  PlanMemory& memory_;
   BlockPlan plan_;
   JointOperator operator_;
   PromptOperator prompt_;
+  Coverage coverage_;  // of a prompt's last row
   std::vector<int> due_;
   std::vector<float> errors_;
-  std::vector<HeadReads> reads_;  // [kv_heads], of the present call
+  std::vector<HeadReads> reads_;      // [kv_heads], of the present call
+  std::vector<std::int64_t> opened_;  // [blocks], rows that the present query row opened; empty: not counted
   std::vector<std::uint64_t> all_visible_;
   const std::uint64_t* visible_ = nullptr;  // of the present call
   std::int64_t visible_stride_ = 0;
@@ -183,8 +220,8 @@ class FastMethod final : public SparseMethod {
 
 }  // namespace
 
-std::unique_ptr<SparseMethod> MakeFastMethod(const Shape& shape, const Config& config) {
-  return std::make_unique<FastMethod>(shape, config);
+std::unique_ptr<SparseMethod> MakeFastMethod(const Shape& shape, const Config& config, PlanMemory& memory) {
+  return std::make_unique<FastMethod>(shape, config, memory);
 }
 
 }  // namespace scsa

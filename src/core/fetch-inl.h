@@ -37,11 +37,12 @@ class Fetcher {
   Fetcher(const FetchHint& hint, std::int64_t steps)
       : data_(reinterpret_cast<const std::uint8_t*>(hint.data)),
         rows_(hint.rows),
+        places_(hint.places),
         stride_(hint.stride),
         lines_per_row_((hint.row_bytes + kLineBytes - 1) / kLineBytes),
-        left_(lines_per_row_ * hint.n_rows),
+        left_(lines_per_row_ * Stretches(hint)),
         per_step_((left_ * kUnits + steps - 1) / std::max<std::int64_t>(steps, 1)) {
-    if (left_ > 0) next_ = RowAt(0);
+    if (left_ > 0) next_ = RowAt();
   }
 
   HWY_INLINE void Step(std::size_t steps) {
@@ -52,19 +53,31 @@ class Fetcher {
       if (--left_ <= 0) return;
       if (++line_ == lines_per_row_) {
         line_ = 0;
-        next_ = RowAt(++row_);
+        ++row_;
+        next_ = RowAt();
       }
     }
   }
 
  private:
-  HWY_INLINE const std::uint8_t* RowAt(std::int64_t row) const {
-    return data_ + (rows_ == nullptr ? row : rows_[row]) * stride_;
+  static std::int64_t Stretches(const FetchHint& hint) {
+    if (hint.places == nullptr) return hint.n_rows;
+    return hint.n_rows - std::count(hint.places, hint.places + hint.n_rows, nullptr);
+  }
+
+  // Of row_, or the first one after it that there is.
+  HWY_INLINE const std::uint8_t* RowAt() {
+    if (places_ != nullptr) {
+      while (places_[row_] == nullptr) ++row_;
+      return reinterpret_cast<const std::uint8_t*>(places_[row_]) + stride_;
+    }
+    return data_ + (rows_ == nullptr ? row_ : rows_[row_]) * stride_;
   }
 
   static constexpr std::int64_t kUnits = 64;  // of a line
   const std::uint8_t* data_;
   const std::int32_t* rows_;
+  const std::byte* const* places_;
   std::int64_t stride_;
   std::int64_t lines_per_row_;
   std::int64_t left_;  // lines

@@ -280,14 +280,14 @@ void EstimateClustersTarget(const BlockRange& range, const EstimateArgs& args, f
     for (std::int64_t b = 0; b < range.n_blocks; ++b) {
       float* block_estimates = estimates + i * args.stride + b * slots;
       float* block_tails = tails + i * args.stride + b * slots;
-      if (range.usable[b] == 0) {
+      if (range.blocks[b] == nullptr) {
         for (std::int64_t h = 0; h < heads; ++h) {
           std::fill_n(block_estimates + h * args.stride, slots, -HUGE_VALF);
           std::fill_n(block_tails + h * args.stride, slots, 0.0f);
         }
         continue;
       }
-      const ConstKeyRecord record = layout.Keys(range.keys + static_cast<std::size_t>(b) * layout.key_bytes());
+      const ConstKeyRecord record = range.Keys(b);
       kExponentFunctions[heads - 1](layout, record, args.q + i * head_dim, largest, block_estimates, block_tails,
                                     args.stride, gauges, fetch[b % 2]);
     }
@@ -306,12 +306,12 @@ void SharesAndKeysTarget(const BlockRange& range, int n, const float* estimates,
   const std::int64_t slots = layout.slots();
   const auto none = hn::Set(d, -1.0f);
   for (std::int64_t b = 0; b < range.n_blocks; ++b) {
-    if (range.usable[b] == 0) {
+    if (range.blocks[b] == nullptr) {
       std::fill_n(shares + b * slots, slots, 0.0f);
       std::fill_n(keys + b * slots, slots, -1.0f);
       continue;
     }
-    const ConstKeyRecord record = layout.Keys(range.keys + static_cast<std::size_t>(b) * layout.key_bytes());
+    const ConstKeyRecord record = range.Keys(b);
     for (std::int64_t c = 0; c < slots; c += static_cast<std::int64_t>(hn::Lanes(d))) {
       auto share = hn::Zero(d);
       for (std::int64_t i = 0; i < n; ++i) {
@@ -473,8 +473,8 @@ void FoldValueMeansTarget(const BlockRange& range, const TailArgs& args, float* 
   Fetcher fetch_k(args.next[0], steps);
   Fetcher fetch_v(args.next[1], steps);
   for (std::int64_t b = 0; b < range.n_blocks; ++b) {
-    if (range.usable[b] == 0) continue;
-    const ConstValueRecord record = layout.Values(range.values + static_cast<std::size_t>(b) * layout.value_bytes());
+    if (range.blocks[b] == nullptr) continue;
+    const ConstValueRecord record = range.Values(b);
     for (std::int64_t c0 = 0; c0 < slots; c0 += kBatch) {
       const std::int64_t n = std::min(kBatch, slots - c0);
       for (std::int64_t first = 0; first < args.n; first += kSlab) {

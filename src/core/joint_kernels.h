@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Streaming kernels of preset `fast` over the summaries of consecutive blocks (joint_operator.h has the formulas),
+// Streaming kernels of preset `fast` over the summaries of a list of blocks (joint_operator.h has the formulas),
 // dispatched like kernels.h. All of them are thread-safe and allocate nothing.
 #pragma once
 
@@ -12,13 +12,16 @@
 
 namespace scsa {
 
-// Records of n_blocks consecutive blocks of one KV head.
+// Records of n_blocks blocks of one KV head.
 struct BlockRange {
   const SummaryLayout* layout = nullptr;
-  const std::byte* keys = nullptr;       // n_blocks key records, SummaryLayout::key_bytes() apart
-  const std::byte* values = nullptr;     // n_blocks value records
-  const std::uint8_t* usable = nullptr;  // [n_blocks]; the clusters of other blocks weigh nothing
+  const std::byte* const* blocks = nullptr;  // [n_blocks]; the clusters of a block that is nullptr weigh nothing
+  std::size_t keys_at = 0;                   // of the key record in a block
+  std::size_t values_at = 0;                 // of the value record
   int n_blocks = 0;
+
+  ConstKeyRecord Keys(std::int64_t block) const { return layout->Keys(blocks[block] + keys_at); }
+  ConstValueRecord Values(std::int64_t block) const { return layout->Values(blocks[block] + values_at); }
 };
 
 struct EstimateSums {

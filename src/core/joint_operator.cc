@@ -60,11 +60,22 @@ void JointOperator::Read(int kv_head, int part, int n_parts, const SoftmaxState&
   constexpr std::size_t kMultiple = 8;  // of the kernels' row blocks
   const std::size_t per_part = ((rows.size() + n_parts - 1) / n_parts + kMultiple - 1) / kMultiple * kMultiple;
   const std::size_t first = std::min(rows.size(), part * per_part);
-  const RunArgs run = scoring_.OpenedRun(kv_head, rows.subspan(first, std::min(per_part, rows.size() - first)));
+  const std::span<const std::int32_t> own = rows.subspan(first, std::min(per_part, rows.size() - first));
   if (part < scoring_.n_chunks()) {
-    scoring_.FoldTail(kv_head, part, scoring_.tails(kv_head * shape_.group()), run, state);
+    scoring_.FoldTail(kv_head, part, scoring_.tails(kv_head * shape_.group()), scoring_.OpenedRun(kv_head, own), state);
   }
-  if (run.n_rows > 0) AttendRun(run, state);
+  scoring_.AttendOpened(kv_head, own, state);
+}
+
+// opened[b] += rows of block b that the last call opened, summed over the KV heads.
+void JointOperator::AddOpenedRows(const BlockPlan& plan, std::span<std::int64_t> opened) const {
+  for (int h = 0; h < shape_.kv_heads; ++h) {
+    for (const std::int32_t cluster : heads_[h].opened) {
+      const std::int32_t block = cluster / plan.slots();
+      const std::uint16_t* offsets = plan.offsets(h, block) + cluster % plan.slots();
+      opened[static_cast<std::size_t>(block)] += offsets[1] - offsets[0];
+    }
+  }
 }
 
 Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std::span<const float> taus, int n_threads,

@@ -39,6 +39,10 @@ class JointOperator {
   Status Attend(const BlockPlan& plan, const JointQuery& query, std::span<const float> taus, int n_threads,
                 Workspace& workspace, float* out, std::int64_t out_head_stride, LayerStats& stats);
 
+  // Of the last Attend, which succeeded: the blocks that served it, and how many of their rows were opened.
+  const Coverage& coverage() const { return scoring_.coverage(); }
+  void AddOpenedRows(const BlockPlan& plan, std::span<std::int64_t> opened) const;
+
   // What stopping at each of `thresholds` (largest first) would have given, against the exact output `exact`:
   // errors[h * thresholds.size() + t] is the relative L2 error of query head h.
   Status Replay(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds, const float* exact,

@@ -65,7 +65,7 @@ void JointOperator::ReadSegment(int kv_head, std::int64_t t, int thread, const R
   std::vector<std::int32_t>& rows = replay_rows_[static_cast<std::size_t>(thread)];
   rows.clear();
   scoring_.ExpandRows(kv_head, clusters, rows);
-  AttendRun(scoring_.OpenedRun(kv_head, rows), opened);
+  scoring_.AttendOpened(kv_head, rows, opened);
 }
 
 void JointOperator::JudgeThresholds(const JointQuery& query, int kv_head, const ReplayStates& states,

@@ -18,6 +18,13 @@ constexpr int kChunkBlocks = 8;
 constexpr int kMaxChunks = 64;
 constexpr std::int64_t kRowsPerPart = 256;  // rows that one part reads exactly
 
+FetchHint RecordsOf(const BlockRange& range, std::size_t bytes, std::size_t at) {
+  return {.row_bytes = static_cast<std::int64_t>(bytes),
+          .stride = static_cast<std::int64_t>(at),
+          .n_rows = range.n_blocks,
+          .places = range.blocks};
+}
+
 std::int64_t DivCeil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -58,6 +65,7 @@ Status JointScoring::Prepare(const BlockPlan& plan, const JointQuery& query, Wor
     ScratchLayout layout(block);
     const auto q_heads = static_cast<std::size_t>(shape_.q_heads);
     const auto kv_heads = static_cast<std::size_t>(shape_.kv_heads);
+    blocks_ = layout.Take<const std::byte*>(static_cast<std::size_t>(n_blocks));
     qs_ = layout.Take<float>(q_heads * head_dim);
     estimates_ = layout.Take<float>(q_heads * n_clusters_);
     tails_ = layout.Take<float>(q_heads * n_clusters_);
@@ -72,6 +80,7 @@ Status JointScoring::Prepare(const BlockPlan& plan, const JointQuery& query, Wor
   if (block == nullptr) return {StatusCode::kOutOfMemory, std::string()};
   lay_out(block);
 
+  for (int b = 0; b < n_blocks; ++b) blocks_[b] = coverage_.usable[b] != 0 ? plan.data(b) : nullptr;
   for (int h = 0; h < shape_.q_heads; ++h) {
     const float* from = query.q + h * query.head_stride;
     for (int d = 0; d < head_dim; ++d) qs_[h * head_dim + d] = from[d] * query.params.scale;
@@ -87,9 +96,9 @@ BlockRange JointScoring::Range(int kv_head, int chunk) const {
   const int first = chunk * chunk_blocks_;
   BlockRange range;
   range.layout = &plan_->layout();
-  range.keys = plan_->key_record(kv_head, first);
-  range.values = plan_->value_record(kv_head, first);
-  range.usable = coverage_.usable.data() + first;
+  range.blocks = blocks_ + first;
+  range.keys_at = plan_->KeysAt(kv_head);
+  range.values_at = plan_->ValuesAt(kv_head);
   range.n_blocks = std::min(chunk_blocks_, coverage_.n_blocks() - first);
   return range;
 }
@@ -125,7 +134,7 @@ std::pair<FetchHint, FetchHint> JointScoring::FirstReads(int kv_head, int part) 
             {run.v, static_cast<std::int64_t>(RowBytes(run.v_type, run.head_dim)), run.v_stride, run.n_rows}};
   }
   const BlockRange range = Range(kv_head, part - n_exact_);
-  return {{range.keys, static_cast<std::int64_t>(range.layout->key_bytes()) * range.n_blocks}, {}};
+  return {RecordsOf(range, range.layout->key_bytes(), range.keys_at), {}};
 }
 
 void JointScoring::Run(int kv_head, int part, int next_kv_head, int next_part) const {
@@ -154,7 +163,7 @@ void JointScoring::Run(int kv_head, int part, int next_kv_head, int next_part) c
   args.stride = n_clusters_;
   args.sums_stride = n_chunks_;
   args.next[0] = next.first;
-  args.next[1] = {range.values, static_cast<std::int64_t>(range.layout->value_bytes()) * range.n_blocks};
+  args.next[1] = RecordsOf(range, range.layout->value_bytes(), range.values_at);
   const std::int64_t at = first_head * n_clusters_ + FirstCluster(chunk);
   EstimateClusters(range, args, estimates_ + at, tails_ + at, &Sums(first_head, chunk));
 }
@@ -199,8 +208,8 @@ void JointScoring::Finish(int kv_head) const {
   float* keys = keys_ + kv_head * n_clusters_;
   for (std::int64_t c = 0; c < n_clusters_; ++c) {
     const int block = static_cast<int>(c / plan_->slots());
-    const ConstKeyRecord record = plan_->layout().Keys(plan_->key_record(kv_head, block));
-    const bool can_open = coverage_.usable[block] != 0 && record.counts[c % plan_->slots()] > 0.0f;
+    const bool can_open = blocks_[block] != nullptr &&
+                          plan_->layout().Keys(plan_->key_record(kv_head, block)).counts[c % plan_->slots()] > 0.0f;
     shares[c] = can_open ? 1.0f : 0.0f;
     keys[c] = can_open ? 1.0f : -1.0f;
   }
@@ -233,6 +242,8 @@ RunArgs JointScoring::OpenedRun(int kv_head, std::span<const std::int32_t> rows)
   args.n = shape_.group();
   args.q = qs_ + std::int64_t{kv_head} * shape_.group() * shape_.head_dim;
   args.softcap = query_->params.softcap;
+  args.rows = rows.data();
+  args.n_rows = std::ssize(rows);
   if (config_.packed_format == PackedFormat::kNone) {
     args.k = kv.KRow(0, kv_head);
     args.v = kv.VRow(0, kv_head);
@@ -240,15 +251,31 @@ RunArgs JointScoring::OpenedRun(int kv_head, std::span<const std::int32_t> rows)
     args.v_stride = kv.v_row_stride;
     args.k_type = kv.k_type;
     args.v_type = kv.v_type;
-  } else {
-    args.k_type = args.v_type = PackedType(config_.packed_format);
-    args.k = plan_->head(kv_head).packed_k.data();
-    args.v = plan_->head(kv_head).packed_v.data();
-    args.k_stride = args.v_stride = static_cast<std::int64_t>(RowBytes(args.k_type, shape_.head_dim));
+    return args;
   }
-  args.rows = rows.data();
-  args.n_rows = std::ssize(rows);
+  args.k_type = args.v_type = PackedType(config_.packed_format);
+  args.k_stride = args.v_stride = static_cast<std::int64_t>(RowBytes(args.k_type, shape_.head_dim));
+  // The rows of the first one's block alone: its copies are one piece, and row 0 of the cache would be so far before
+  // it.
+  const std::int32_t block = rows.empty() ? 0 : rows.front() / plan_->block_rows();
+  const auto in_block = [&](std::int32_t row) { return row / plan_->block_rows() == block; };
+  args.n_rows = std::ranges::find_if_not(rows, in_block) - rows.begin();
+  if (args.n_rows == 0) return args;
+  const auto before = static_cast<std::uintptr_t>(std::int64_t{block} * plan_->block_rows() * args.k_stride);
+  const auto row_zero = [before](const std::byte* p) {
+    return reinterpret_cast<const std::byte*>(reinterpret_cast<std::uintptr_t>(p) - before);
+  };
+  args.k = row_zero(plan_->packed_k(kv_head, block));
+  args.v = row_zero(plan_->packed_v(kv_head, block));
   return args;
+}
+
+void JointScoring::AttendOpened(int kv_head, std::span<const std::int32_t> rows, const SoftmaxState& state) const {
+  while (!rows.empty()) {
+    const RunArgs run = OpenedRun(kv_head, rows);
+    AttendRun(run, state);
+    rows = rows.subspan(static_cast<std::size_t>(run.n_rows));
+  }
 }
 
 void JointScoring::ExpandRows(int kv_head, std::span<const std::int32_t> clusters,

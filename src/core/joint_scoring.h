@@ -64,7 +64,9 @@ class JointScoring {
   // next: what the caller reads afterwards.
   void FoldTail(int kv_head, int chunk, const float* weights, const RunArgs& next, const SoftmaxState& state) const;
 
-  // Rows as AttendRun takes them: `rows` of opened clusters, places in the cache or in the packed copies.
+  // Attends rows of opened clusters, as ExpandRows lists them.
+  void AttendOpened(int kv_head, std::span<const std::int32_t> rows, const SoftmaxState& state) const;
+  // What AttendOpened reads, for hints.
   RunArgs OpenedRun(int kv_head, std::span<const std::int32_t> rows) const;
   // Appends the rows of the clusters.
   void ExpandRows(int kv_head, std::span<const std::int32_t> clusters, std::vector<std::int32_t>& rows) const;
@@ -94,9 +96,10 @@ class JointScoring {
   int n_exact_ = 0;
   int n_exact_states_ = 0;
   // Scratch.
-  float* qs_ = nullptr;         // [q_heads][head_dim], scaled
-  float* estimates_ = nullptr;  // [q_heads][n_clusters]
-  float* tails_ = nullptr;      // [q_heads][n_clusters]
+  const std::byte** blocks_ = nullptr;  // [n_blocks] of the coverage, nullptr where a block is not usable
+  float* qs_ = nullptr;                 // [q_heads][head_dim], scaled
+  float* estimates_ = nullptr;          // [q_heads][n_clusters]
+  float* tails_ = nullptr;              // [q_heads][n_clusters]
   EstimateSums* sums_ = nullptr;
   float* shares_ = nullptr;  // [kv_heads][n_clusters]
   float* keys_ = nullptr;    // [kv_heads][n_clusters]

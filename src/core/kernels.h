@@ -33,6 +33,8 @@ struct FetchHint {
   std::int64_t stride = 0;  // bytes from stretch to stretch
   std::int64_t n_rows = 1;
   const std::int32_t* rows = nullptr;  // nullptr: stretch r is at r * stride, otherwise at rows[r] * stride
+  // Not nullptr: stretch r is at places[r] + stride, and there is none where places[r] is nullptr.
+  const std::byte* const* places = nullptr;
 };
 
 // How many scattered rows AttendRun works on before it comes to those that it has fetched itself.

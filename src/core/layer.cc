@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <new>
 #include <string>
 #include <utility>
@@ -14,9 +15,9 @@
 namespace scsa {
 namespace {
 
-std::unique_ptr<SparseMethod> MakeMethod(const Shape& shape, const Config& config) {
-  if (config.preset == Preset::kFast) return MakeFastMethod(shape, config);
-  return std::make_unique<SeedMethod>(shape, config);
+std::unique_ptr<SparseMethod> MakeMethod(const Shape& shape, const Config& config, PlanMemory& memory) {
+  if (config.preset == Preset::kFast) return MakeFastMethod(shape, config, memory);
+  return std::make_unique<SeedMethod>(shape, config, memory);
 }
 
 }  // namespace
@@ -24,7 +25,7 @@ std::unique_ptr<SparseMethod> MakeMethod(const Shape& shape, const Config& confi
 Layer::Impl::Impl(const Shape& layer_shape, const Config& layer_config)
     : shape(layer_shape),
       config(layer_config),
-      method(MakeMethod(layer_shape, layer_config)),
+      method(MakeMethod(layer_shape, layer_config, memory)),
       window(layer_shape.q_heads, TauGrid(layer_config.preset)),
       prompt(layer_shape.kv_heads, TauGrid(layer_config.preset)),
       taus(layer_config.preset == Preset::kFast ? layer_shape.kv_heads : layer_shape.q_heads, layer_config.tau_default),
@@ -48,6 +49,8 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
                      Verify verify, int n_threads, Workspace& workspace, const OutView& out) {
   if (Status status = ValidateCall(q, kv, visible, params, n_threads, out); !status.ok()) return status;
   Impl& layer = *impl_;
+  const std::lock_guard lock(layer.memory.mutex());
+  layer.memory.StartCall();
   if (layer.serial) n_threads = 1;
   const auto exact = [&] { return ExactAttention(layer.shape, q, kv, visible, params, n_threads, workspace, out); };
   const auto answer_exactly = [&] {
@@ -78,6 +81,8 @@ Status Layer::AttendPrompt(const QueryView& q, const KvView& kv, const VisibleSe
                            Verify verify, int n_threads, Workspace& workspace, const OutView& out) {
   if (Status status = ValidateCall(q, kv, visible, params, n_threads, out); !status.ok()) return status;
   Impl& layer = *impl_;
+  const std::lock_guard lock(layer.memory.mutex());
+  layer.memory.StartCall();
   if (layer.serial) n_threads = 1;
   const LayerCall call{q, kv, visible, params, verify, n_threads, workspace, layer.reads.data()};
   if (layer.prompt.config().tolerance > 0 && layer.method->Prepare(call, &layer.stats)) {
@@ -108,14 +113,30 @@ std::span<const PromptHead> Layer::prompt_heads() const { return impl_->prompt.h
 Status Layer::Seal(const KvView& kv, std::int64_t end_row, int n_threads) {
   if (Status status = ValidateKv(kv); !status.ok()) return status;
   if (Status status = ValidateThreads(n_threads); !status.ok()) return status;
+  const std::lock_guard lock(impl_->memory.mutex());
+  impl_->memory.StartCall();
   return impl_->method->Seal(kv, end_row, impl_->serial ? 1 : n_threads, &impl_->stats);
 }
 
 void Layer::NotifyWrites(std::span<const std::int64_t> rows) {
+  const std::lock_guard lock(impl_->memory.mutex());
   impl_->stats.dropped_blocks += impl_->method->DropWritten(rows);
 }
 
-void Layer::DropPlans() { impl_->stats.dropped_blocks += impl_->method->DropAll(); }
+void Layer::DropPlans() {
+  const std::lock_guard lock(impl_->memory.mutex());
+  impl_->stats.dropped_blocks += impl_->method->DropAll();
+}
+
+Status Layer::SetBudget(std::shared_ptr<MemoryBudget> budget) {
+  DropPlans();
+  try {
+    impl_->memory.Join(std::move(budget), impl_->method.get());
+  } catch (const std::bad_alloc&) {
+    return Status::OutOfMemory("no memory to join a memory budget");
+  }
+  return Status::Ok();
+}
 
 Status Layer::StartCalibration(float tolerance) {
   if (!(tolerance > 0.0f && std::isfinite(tolerance))) {
@@ -187,17 +208,25 @@ const Shape& Layer::shape() const { return impl_->shape; }
 const Config& Layer::config() const { return impl_->config; }
 
 LayerStats Layer::stats() const {
+  const std::lock_guard lock(impl_->memory.mutex());
   LayerStats stats = impl_->stats;
   stats.plan_bytes = impl_->method->PlanBytes();
+  stats.evicted_blocks = impl_->memory.evicted_blocks();
+  stats.refused_blocks = impl_->memory.refused_blocks();
   return stats;
 }
 
 std::span<const HeadReads> Layer::head_reads() const { return impl_->reads; }
 
 void Layer::ResetStats() {
+  const std::lock_guard lock(impl_->memory.mutex());
+  impl_->memory.ResetCounters();
   impl_->stats = LayerStats{};
   std::fill(impl_->reads.begin(), impl_->reads.end(), HeadReads{});
 }
-std::int64_t Layer::sealed_end() const { return impl_->method->sealed_end(); }
+std::int64_t Layer::sealed_end() const {
+  const std::lock_guard lock(impl_->memory.mutex());
+  return impl_->method->sealed_end();
+}
 
 }  // namespace scsa

@@ -7,6 +7,7 @@
 #include "core/audit.h"
 #include "core/calibration.h"
 #include "core/method.h"
+#include "core/plan_memory.h"
 #include "core/prompt_thresholds.h"
 #include "scsa/layer.h"
 
@@ -14,9 +15,11 @@ namespace scsa {
 
 struct Layer::Impl {
   Impl(const Shape& layer_shape, const Config& layer_config);  // throws std::bad_alloc
+  ~Impl() { memory.Leave(); }
 
   Shape shape;
   Config config;
+  PlanMemory memory;
   std::unique_ptr<SparseMethod> method;
   CalibrationWindow window;
   PromptThresholds prompt;

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "core/calibration.h"
+#include "core/plan_memory.h"
 #include "core/prompt_thresholds.h"
 #include "scsa/config.h"
 #include "scsa/exact.h"
@@ -30,10 +31,8 @@ struct LayerCall {
   HeadReads* reads;  // [kv_heads]; Attend adds to them what it adds to the row and byte counters
 };
 
-class SparseMethod {
+class SparseMethod : public EvictablePlan {
  public:
-  virtual ~SparseMethod() = default;
-
   // Brings the plan in line with the call: drops what changed, builds what is due, and counts both. Whether the plan
   // then serves the call; if not, the call is answered exactly.
   virtual bool Prepare(const LayerCall& call, LayerStats* stats) = 0;
@@ -55,6 +54,6 @@ class SparseMethod {
 };
 
 // Throws std::bad_alloc.
-std::unique_ptr<SparseMethod> MakeFastMethod(const Shape& shape, const Config& config);
+std::unique_ptr<SparseMethod> MakeFastMethod(const Shape& shape, const Config& config, PlanMemory& memory);
 
 }  // namespace scsa

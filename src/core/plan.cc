@@ -31,9 +31,9 @@ float MaxMagnitude(const float* x, int n) {
   return std::bit_cast<float>(largest);
 }
 
-template <class T>
-std::size_t HeldBytes(const std::vector<T>& v) {
-  return v.capacity() * sizeof(T);
+// What SplitFarthestDirection makes of n rows.
+std::size_t CountClusters(std::int64_t n, int cluster_size) {
+  return n <= cluster_size ? 1 : CountClusters(n / 2, cluster_size) + CountClusters(n - n / 2, cluster_size);
 }
 
 void PackRow(const std::byte* row, DType type, const float* decoded, DType packed_type, int head_dim, std::byte* dst) {
@@ -137,12 +137,6 @@ std::size_t Block::SummaryBytes() const {
          (centroids.size() + value_means.size() + directions.size() + residuals.size() + log_counts.size());
 }
 
-std::size_t Block::Bytes(std::size_t packed_row_bytes) const {
-  return HeldBytes(partition.members) + HeldBytes(partition.offsets) + HeldBytes(centroids) + HeldBytes(value_means) +
-         HeldBytes(directions) + HeldBytes(residuals) + HeldBytes(log_counts) + HeldBytes(fingerprints) +
-         2 * packed_row_bytes * n_rows();
-}
-
 Status BuildBlock(const KvView& kv, int kv_head, int head_dim, std::int64_t begin, std::int64_t end,
                   const Config& config, Block* block) {
   try {
@@ -152,20 +146,35 @@ Status BuildBlock(const KvView& kv, int kv_head, int head_dim, std::int64_t begi
   }
 }
 
+std::size_t Plan::RegionBytes(std::int64_t n_rows) const {
+  const auto rows = static_cast<std::size_t>(n_rows);
+  const std::size_t clusters = CountClusters(n_rows, config_.cluster_size);
+  const std::size_t packed_row = RowBytes(PackedType(config_.packed_format), shape_.head_dim);
+  const std::size_t floats = static_cast<std::size_t>(shape_.head_dim) * (3 + config_.rank) + 1;
+  const std::size_t block = rows * (sizeof(std::int32_t) + sizeof(std::uint32_t) + 2 * packed_row) +
+                            (clusters + 1) * sizeof(std::int32_t) + clusters * floats * sizeof(float);
+  return sizeof(Region) + static_cast<std::size_t>(shape_.kv_heads) * (sizeof(Block) + block);
+}
+
 std::size_t Plan::Bytes() const {
-  const std::size_t packed_row_bytes = RowBytes(PackedType(config_.packed_format), shape_.head_dim);
-  std::size_t bytes = HeldBytes(regions_);
-  for (const Region& region : regions_) {
-    bytes += HeldBytes(region.heads);
-    for (const Block& block : region.heads) bytes += block.Bytes(packed_row_bytes);
-  }
+  std::size_t bytes = 0;
+  for (const Region& region : regions_) bytes += RegionBytes(region.end - region.begin);
+  return bytes;
+}
+
+std::uint64_t Plan::EvictLast() {
+  const std::size_t bytes = RegionBytes(regions_.back().end - regions_.back().begin);
+  regions_.pop_back();
+  retry_at_ = 0;
   return bytes;
 }
 
 int Plan::DropFrom(std::size_t index) {
   const int dropped = static_cast<int>(regions_.size() - index);
-  regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(index), regions_.end());
   if (dropped > 0) retry_at_ = 0;
+  const std::size_t before = Bytes();
+  regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(index), regions_.end());
+  if (memory_ != nullptr) memory_->Give(before - Bytes());
   return dropped;
 }
 
@@ -227,10 +236,16 @@ bool Plan::Due(std::int64_t n_prefix) const {
   return sealable - sealed_end() >= config_.rebuild_interval && sealable >= retry_at_;
 }
 
-Status Plan::Extend(const KvView& kv, std::int64_t n_prefix, int n_threads, int* built) {
+Status Plan::Extend(const KvView& kv, std::int64_t n_prefix, int n_threads, int* built, bool* refused) {
   *built = 0;
   if (!Due(n_prefix)) return Status::Ok();
   const std::int64_t sealable = n_prefix - config_.recent;
+  std::size_t taken = 0;
+  const auto give_up = [&](Status status) {
+    if (memory_ != nullptr) memory_->Give(taken);
+    retry_at_ = sealable + config_.rebuild_interval;
+    return status;
+  };
   try {
     std::size_t kept = regions_.size();
     if (kept > 0 && regions_.back().end - regions_.back().begin < config_.block_size) --kept;
@@ -242,6 +257,13 @@ Status Plan::Extend(const KvView& kv, std::int64_t n_prefix, int n_threads, int*
       region.end = std::min<std::int64_t>(begin + config_.block_size, sealable);
       region.heads.resize(shape_.kv_heads);
     }
+    std::size_t needed = 0;
+    for (const Region& region : fresh) needed += RegionBytes(region.end - region.begin);
+    if (memory_ != nullptr && !memory_->Take(needed)) {
+      if (refused != nullptr) *refused = true;
+      return give_up({StatusCode::kOutOfMemory, std::string()});
+    }
+    taken = needed;
     std::vector<Status> results(fresh.size() * shape_.kv_heads);
     ParallelFor(n_threads, std::ssize(results), [&](std::int64_t task, int) {
       Region& region = fresh[task / shape_.kv_heads];
@@ -249,22 +271,18 @@ Status Plan::Extend(const KvView& kv, std::int64_t n_prefix, int n_threads, int*
       results[task] =
           BuildBlock(kv, kv_head, shape_.head_dim, region.begin, region.end, config_, &region.heads[kv_head]);
     });
-    for (const Status& result : results) {
-      if (!result.ok()) {
-        retry_at_ = sealable + config_.rebuild_interval;
-        return result;
-      }
+    for (Status& result : results) {
+      if (!result.ok()) return give_up(std::move(result));
     }
     regions_.reserve(kept + fresh.size());
-    regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(kept), regions_.end());
+    DropFrom(kept);
     std::ranges::move(fresh, std::back_inserter(regions_));
     k_type_ = kv.k_type;
     v_type_ = kv.v_type;
     *built = static_cast<int>(fresh.size());
     return Status::Ok();
   } catch (const std::bad_alloc&) {
-    retry_at_ = sealable + config_.rebuild_interval;
-    return {StatusCode::kOutOfMemory, std::string()};
+    return give_up({StatusCode::kOutOfMemory, std::string()});
   }
 }
 

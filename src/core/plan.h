@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/cluster.h"
+#include "core/plan_memory.h"
 #include "scsa/config.h"
 #include "scsa/layer.h"
 #include "scsa/types.h"
@@ -40,9 +41,7 @@ struct Block {
 
   std::int64_t n_rows() const { return end - begin; }
   std::int64_t RowsOf(int cluster) const { return partition.offsets[cluster + 1] - partition.offsets[cluster]; }
-  // Bytes of the summaries, and of everything.
   std::size_t SummaryBytes() const;
-  std::size_t Bytes(std::size_t packed_row_bytes) const;
 };
 
 // Clusters, summarises and packs rows [begin, end) of one KV head. kUnsupported when a row holds a value that is not
@@ -63,12 +62,21 @@ struct Region {
 // rebuild_interval + 1 times.
 class Plan {
  public:
-  Plan(const Shape& shape, const Config& config) : shape_(shape), config_(config) {}
+  // memory: what the regions are counted in; nullptr: nowhere. It outlives the plan.
+  Plan(const Shape& shape, const Config& config, PlanMemory* memory = nullptr)
+      : shape_(shape), config_(config), memory_(memory) {}
+  ~Plan() { DropAll(); }
+  Plan(const Plan&) = delete;
+  Plan& operator=(const Plan&) = delete;
 
   std::span<const Region> regions() const { return regions_; }
   // Rows [sink, sealed_end()) are covered by the regions, without gaps. `sink` when there is none.
   std::int64_t sealed_end() const { return regions_.empty() ? config_.sink : regions_.back().end; }
   std::size_t Bytes() const;
+  // Memory of a region of n_rows rows.
+  std::size_t RegionBytes(std::int64_t n_rows) const;
+  // Frees the last region, and returns how much that was.
+  std::uint64_t EvictLast();
 
   // Each of these drops the first region that does not qualify and all later ones; returns how many were dropped.
   int DropAll();
@@ -80,13 +88,15 @@ class Plan {
   bool Due(std::int64_t n_prefix) const;
   // Seals [sealed_end(), n_prefix - recent), in parallel over (region, KV head). Returns the number of regions built,
   // or the first error; then the plan is as before and not due again until rebuild_interval more rows are there.
-  Status Extend(const KvView& kv, std::int64_t n_prefix, int n_threads, int* built);
+  // kOutOfMemory with *refused set: `memory` has no room.
+  Status Extend(const KvView& kv, std::int64_t n_prefix, int n_threads, int* built, bool* refused = nullptr);
 
  private:
   int DropFrom(std::size_t index);
 
   Shape shape_;
   Config config_;
+  PlanMemory* memory_;
   DType k_type_ = DType::kF16;  // row formats of the cache at the first build
   DType v_type_ = DType::kF16;
   std::vector<Region> regions_;

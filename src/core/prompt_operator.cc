@@ -189,11 +189,15 @@ void PromptOperator::RunTile(const Call& call, Task& task, Lists& lists, const S
     return;
   }
   for (const auto& [first, end] : coverage.exact_runs) attend_exactly(first, end);
+  lists.blocks.clear();
+  for (int b = 0; b < coverage.n_blocks(); ++b) {
+    lists.blocks.push_back(coverage.usable[b] != 0 ? call.plan.data(b) : nullptr);
+  }
   BlockRange range;
   range.layout = &call.plan.layout();
-  range.keys = call.plan.key_record(h, 0);
-  range.values = call.plan.value_record(h, 0);
-  range.usable = coverage.usable.data();
+  range.blocks = lists.blocks.data();
+  range.keys_at = call.plan.KeysAt(h);
+  range.values_at = call.plan.ValuesAt(h);
   range.n_blocks = coverage.n_blocks();
   EstimateTile(args, range, config_.tail_shrink, scratch.tile, scratch.estimates, scratch.shares, scratch.keys);
   if (task.measure) {

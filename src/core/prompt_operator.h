@@ -60,6 +60,7 @@ class PromptOperator {
   struct Lists {   // of a thread
     std::vector<std::uint64_t> seen_by_all, seen_by_any;
     Coverage coverage;
+    std::vector<const std::byte*> blocks;  // of the plan, nullptr where not usable
     std::vector<std::int32_t> opened, closed, rows, counts;
   };
   // What the tasks of a call have in common.

@@ -21,6 +21,7 @@ bool SeedMethod::Prepare(const LayerCall& call, LayerStats* stats) {
     ++stats->step_failures;
     return false;
   }
+  last_use_ = memory_.now();
   return true;
 }
 
@@ -42,9 +43,17 @@ int SeedMethod::DropOutdated(const LayerCall& call, std::int64_t n_prefix, Layer
 
 void SeedMethod::Extend(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats) {
   if (!plan_.Due(n_prefix)) return;
+  // In use: what the new regions follow must not give way to them.
+  last_use_ = memory_.now();
   const auto start = std::chrono::steady_clock::now();
   int built = 0;
-  if (!plan_.Extend(call.kv, n_prefix, call.n_threads, &built).ok()) ++stats->build_failures;
+  bool refused = false;
+  const bool extended = plan_.Extend(call.kv, n_prefix, call.n_threads, &built, &refused).ok();
+  if (refused) {
+    memory_.CountRefused(1);
+  } else if (!extended) {
+    ++stats->build_failures;
+  }
   stats->rebuild_count += built;
   stats->build_ns +=
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();

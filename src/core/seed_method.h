@@ -10,13 +10,15 @@
 
 #include "core/method.h"
 #include "core/plan.h"
+#include "core/plan_memory.h"
 #include "core/step.h"
 
 namespace scsa {
 
 class SeedMethod final : public SparseMethod {
  public:
-  SeedMethod(const Shape& shape, const Config& config) : shape_(shape), config_(config), plan_(shape, config) {}
+  SeedMethod(const Shape& shape, const Config& config, PlanMemory& memory)
+      : shape_(shape), config_(config), memory_(memory), plan_(shape, config, &memory) {}
 
   const Plan& plan() const { return plan_; }
 
@@ -32,6 +34,11 @@ class SeedMethod final : public SparseMethod {
   int DropAll() override { return plan_.DropAll(); }
   std::size_t PlanBytes() const override { return plan_.Bytes(); }
   std::int64_t sealed_end() const override { return plan_.sealed_end(); }
+  // All regions serve each query, and only the last one can go without a gap.
+  Candidate LeastUseful() const override {
+    return {.block = static_cast<int>(plan_.regions().size()) - 1, .use = {.last = last_use_}};
+  }
+  std::uint64_t Evict(int, std::uint64_t) override { return plan_.EvictLast(); }
 
  private:
   int DropOutdated(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats);
@@ -40,7 +47,9 @@ class SeedMethod final : public SparseMethod {
 
   Shape shape_;
   Config config_;
+  PlanMemory& memory_;
   Plan plan_;
+  std::uint64_t last_use_ = 0;  // PlanMemory::now() of the last call that the plan served
   std::vector<CacheRun> exact_runs_;
   std::int64_t exact_rows_ = 0;
 };

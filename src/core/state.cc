@@ -31,6 +31,8 @@ void Add(const LayerStats& from, LayerStats* to) {
   to->audit_failures += from.audit_failures;
   to->audit_ns += from.audit_ns;
   to->step_failures += from.step_failures;
+  to->evicted_blocks += from.evicted_blocks;
+  to->refused_blocks += from.refused_blocks;
 }
 
 }  // namespace
@@ -136,6 +138,13 @@ Status State::LoadTausJson(std::string_view text, const ModelIdentity& model) {
   } catch (const std::bad_alloc&) {
     return Status::OutOfMemory("no memory to take thresholds over");
   }
+}
+
+Status State::SetBudget(const std::shared_ptr<MemoryBudget>& budget) {
+  for (const auto& layer : impl_->layers) {
+    if (Status status = layer->SetBudget(budget); !status.ok()) return status;
+  }
+  return Status::Ok();
 }
 
 Status State::SetAudit(AuditConfig config) {

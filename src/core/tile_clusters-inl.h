@@ -152,7 +152,7 @@ inline void EstimateTileWith(const TileArgs& args, const BlockRange& range, floa
   const std::size_t n_clusters = n_blocks * slots;
   const std::size_t padded = PaddedVectors(args);
   const TileEstimates e(memory, padded, n_blocks, slots);
-  const auto record_of = [&](std::size_t block) { return layout.Keys(range.keys + block * layout.key_bytes()); };
+  const auto record_of = [&](std::size_t block) { return range.Keys(static_cast<std::int64_t>(block)); };
   // sum_d shape_d q_d^2 of a panel. Cheap enough to be computed with the logits and again with the weights.
   const auto spreads_of = [&](const ConstKeyRecord& record, std::size_t i0, float* spreads) {
     const FullTag d;
@@ -170,7 +170,7 @@ inline void EstimateTileWith(const TileArgs& args, const BlockRange& range, floa
   std::fill_n(e.gauges, padded, -HUGE_VALF);
   HWY_ALIGN float spreads[kPanel];
   for (std::size_t block = 0; block < n_blocks; ++block) {
-    if (range.usable[block] == 0) continue;
+    if (range.blocks[block] == nullptr) continue;
     const ConstKeyRecord record = record_of(block);
     for (std::size_t first = 0; first < slots; first += kBlock) {
       const std::size_t in_chunk = std::min(kBlock, slots - first);
@@ -192,7 +192,7 @@ inline void EstimateTileWith(const TileArgs& args, const BlockRange& range, floa
   for (std::size_t i0 = 0; i0 < padded; i0 += kPanel) {
     std::fill_n(sums, kPanel, 0.0f);
     for (std::size_t block = 0; block < n_blocks; ++block) {
-      if (range.usable[block] == 0) continue;
+      if (range.blocks[block] == nullptr) continue;
       const ConstKeyRecord record = record_of(block);
       spreads_of(record, i0, spreads);
       BlockWeightsOf(record, slots, tail_shrink, spreads, e.gauges + i0,
@@ -208,16 +208,20 @@ inline void EstimateTileWith(const TileArgs& args, const BlockRange& range, floa
       factors[i] = 1.0f / (total * static_cast<float>(n));
     }
     for (std::size_t block = 0; block < n_blocks; ++block) {
-      if (range.usable[block] == 0) continue;
+      if (range.blocks[block] == nullptr) continue;
       AddShares(slots, e.masses + block * slots * kPanel, factors, shares + block * slots);
     }
   }
 
   for (std::size_t block = 0; block < n_blocks; ++block) {
+    if (range.blocks[block] == nullptr) {
+      std::fill_n(keys + block * slots, slots, -1.0f);
+      continue;
+    }
     const ConstKeyRecord record = record_of(block);
     for (std::size_t c = 0; c < slots; ++c) {
       float& share = shares[block * slots + c];
-      const bool can_open = range.usable[block] != 0 && record.counts[c] > 0.0f;
+      const bool can_open = record.counts[c] > 0.0f;
       if (overflow) share = can_open ? 1.0f : 0.0f;
       keys[block * slots + c] = can_open ? share / record.counts[c] : -1.0f;
     }
@@ -251,7 +255,7 @@ inline void FoldTailWith(const TileArgs& args, const BlockRange& range, const st
     const auto n = static_cast<std::size_t>(std::min<std::int64_t>(kBlock, n_listed - first));
     for (std::size_t r = 0; r < n; ++r) {
       const auto cluster = static_cast<std::size_t>(clusters[first + static_cast<std::int64_t>(r)]);
-      const ConstValueRecord record = layout.Values(range.values + cluster / slots * layout.value_bytes());
+      const ConstValueRecord record = range.Values(static_cast<std::int64_t>(cluster / slots));
       PackValueMean(layout, record, cluster % slots, r, s.v);
     }
     for (std::size_t i0 = 0; i0 < padded; i0 += kPanel) {

@@ -147,6 +147,7 @@ const char* PluginSet(const char* name, const char* value) {
     error = SetOption(name, value, &options);
     if (!error.empty()) return error.c_str();
     InstallOptions(options);
+    LayerTable::Get().SetMaxMem(options.max_mem);
     return nullptr;
   } catch (const std::bad_alloc&) {
     return "out of memory";

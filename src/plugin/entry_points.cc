@@ -16,6 +16,7 @@
 
 #include "plugin/backend.h"
 #include "plugin/ggml_compat.h"
+#include "plugin/layer_table.h"
 #include "plugin/options.h"
 #include "plugin/stats.h"
 #include "scsa/target.h"
@@ -45,6 +46,7 @@ std::string SetUp(const void* caller) {
   const std::string no_taus = TausFromEnvironment(&options);
   if (!no_taus.empty()) Log({no_taus, "; calibrating instead"});
   InstallOptions(options);
+  LayerTable::Get().SetMaxMem(options.max_mem);
   char line[256];
   std::snprintf(line, sizeof(line), "scsa %s: %s, mode %s, preset %s, tolerance %g", SCSA_VERSION,
                 ActiveTarget().c_str(), ModeName(options.mode), PresetName(options.config.preset),

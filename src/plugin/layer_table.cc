@@ -52,13 +52,12 @@ LayerKey KeyOf(const AttentionNode& node, int stream) {
   return key;
 }
 
-CachedLayer::~CachedLayer() {
-  Count(GlobalCounters().plan_bytes, 0 - plan_bytes_);
-  SetCalibrated(false);
-}
+CachedLayer::~CachedLayer() { SetCalibrated(false); }
 
-Status CachedLayer::Init(const Options& options, std::span<const float> taus) {
+Status CachedLayer::Init(const Options& options, std::span<const float> taus, std::shared_ptr<MemoryBudget> budget) {
   Status status = Layer::Create(key_.shape, options.config, &layer_);
+  if (!status.ok()) return status;
+  status = layer_->SetBudget(std::move(budget));
   if (!status.ok()) return status;
   logged_.assign(layer_->head_reads().begin(), layer_->head_reads().end());
   seen_.assign(Words(key_.rows), 0);
@@ -179,8 +178,6 @@ void CachedLayer::CountBuilding(const LayerStats& before, const LayerStats& afte
   Count(counters.dropped_blocks, after.dropped_blocks - before.dropped_blocks);
   Count(counters.failures, after.build_failures - before.build_failures);
   Count(counters.failures, after.step_failures - before.step_failures);
-  Count(counters.plan_bytes, after.plan_bytes - plan_bytes_);
-  plan_bytes_ = after.plan_bytes;
   if (after.build_failures != before.build_failures) {
     LogOnce({"a plan could not be built (out of memory?); answering exactly"});
   }
@@ -323,11 +320,12 @@ Status LayerTable::FindOrCreate(const void* owner, const AttentionNode& node, in
     }
   }
   try {
+    if (budget_ == nullptr) return Status::OutOfMemory("no memory for plans");
     if (entries_.size() >= kMaxLayers) return {StatusCode::kUnsupported, "too many attention layers in use"};
     auto made = std::make_shared<CachedLayer>(key, node.layer);
     Options options = CurrentOptions();
     options.config.seal_delay = std::max(node.layer, 0) % kSealStagger;
-    Status status = made->Init(options, GivenTaus(owner, node, options));
+    Status status = made->Init(options, GivenTaus(owner, node, options), budget_);
     if (!status.ok()) return status;
     entries_.push_back({owner, made});
     try {
@@ -391,6 +389,20 @@ void LayerTable::Remove(std::size_t index) {
   const CachedLayer* layer = entries_[index].layer.get();
   std::erase_if(by_root_, [layer](const auto& item) { return item.second == layer; });
   entries_.erase(entries_.begin() + static_cast<std::ptrdiff_t>(index));
+}
+
+void LayerTable::SetMaxMem(std::uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (budget_ != nullptr) {
+    budget_->SetLimit(bytes);
+  } else if (const Status status = MemoryBudget::Create(bytes, &budget_); !status.ok()) {
+    LogOnce({status.message(), "; answering exactly"});
+  }
+}
+
+std::shared_ptr<const MemoryBudget> LayerTable::Budget() {
+  std::lock_guard lock(mutex_);
+  return budget_;
 }
 
 void LayerTable::FreeOwner(const void* owner) {

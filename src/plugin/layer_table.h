@@ -49,7 +49,8 @@ class CachedLayer {
 
   // Makes the operator with the given options. With thresholds (one per head) it is sparse at once; otherwise a
   // calibration window is opened. Call once before Attend.
-  Status Init(const Options& options, std::span<const float> taus);
+  // budget: what the plan is counted in.
+  Status Init(const Options& options, std::span<const float> taus, std::shared_ptr<MemoryBudget> budget);
   // Gives up thresholds that were not to be used here and starts over without any. Call with the mutex held.
   Status StartOver(const Options& options);
 
@@ -111,7 +112,6 @@ class CachedLayer {
   bool sparse_prompts_ = false;
   std::uint64_t calibrated_at_ = 0;  // visible rows when the last window was opened
   std::optional<float> tolerance_;
-  std::uint64_t plan_bytes_ = 0;
   std::vector<HeadReads> logged_;       // what the operator had read, per KV head, when it was last logged
   std::vector<std::uint64_t> seen_;     // the bitmap of the last step
   std::vector<std::uint64_t> written_;  // cells written since then
@@ -128,6 +128,12 @@ class LayerTable {
   // this owner calibrate themselves. kOutOfMemory, kUnsupported.
   Status FindOrCreate(const void* owner, const AttentionNode& node, int stream, std::shared_ptr<CachedLayer>* layer);
   void FreeOwner(const void* owner);
+
+  // Bytes that the plans of all layers may hold together: in force at once. Without a budget (there was no memory for
+  // one) no layer is made.
+  void SetMaxMem(std::uint64_t bytes);
+  // nullptr before SetMaxMem.
+  std::shared_ptr<const MemoryBudget> Budget();
 
   // The frozen thresholds of all layers that were made with the parameters in force, with their origin but without the
   // model, which the plugin does not know. Where several contexts hold a layer, those of the one made last. Throws
@@ -150,6 +156,7 @@ class LayerTable {
     std::shared_ptr<CachedLayer> layer;
   };
   std::mutex mutex_;
+  std::shared_ptr<MemoryBudget> budget_;
   std::vector<Entry> entries_;
   std::unordered_multimap<const void*, CachedLayer*> by_root_;  // by the data of either cache tensor
   std::unordered_set<const void*> tracked_;

@@ -28,6 +28,7 @@ constexpr Variable kVariables[] = {
     {"prompt_tolerance", "SCSA_PROMPT_TOLERANCE"},
     {"progress", "SCSA_PROGRESS"},
     {"stats", "SCSA_STATS"},
+    {"max_mem", "SCSA_MAX_MEM"},
 };
 
 constexpr const char* kTausVariable = "SCSA_TAUS";
@@ -48,6 +49,21 @@ bool Parse(std::string_view text, T low, T high, T* value) {
   // The comparisons are written so that NaN fails them.
   if (result.ec != std::errc() || result.ptr != end || !(parsed >= low && parsed <= high)) return false;
   *value = parsed;
+  return true;
+}
+
+// "2G", "512M", "64K" (powers of 1024) or bytes.
+bool ParseBytes(std::string_view text, std::uint64_t* bytes) {
+  constexpr std::string_view kUnits = "KMG";
+  int shift = 0;
+  if (const std::size_t unit = text.empty() ? std::string_view::npos : kUnits.find(text.back());
+      unit != std::string_view::npos) {
+    shift = 10 * (static_cast<int>(unit) + 1);
+    text.remove_suffix(1);
+  }
+  std::uint64_t value = 0;
+  if (!Parse(text, std::uint64_t{0}, (kNoMemoryLimit - 1) >> shift, &value)) return false;
+  *bytes = value << shift;
   return true;
 }
 
@@ -140,10 +156,17 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
     options->stats = value == "1";
     return {};
   }
+  if (name == "max_mem") {
+    if (value == "none") {
+      options->max_mem = kNoMemoryLimit;
+      return {};
+    }
+    return ParseBytes(value, &options->max_mem) ? "" : Bad(value, "bytes, for example 512M or 2G, or none");
+  }
   std::string message = "unknown option \"";
   return message.append(name).append(
       "\"; there are mode, preset, tolerance, calibrate, crossover, taus, audit, prompt_tolerance, "
-      "progress and stats");
+      "progress, stats and max_mem");
 }
 
 std::string OptionsFromEnvironment(Options* options) {

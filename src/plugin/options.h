@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,6 +27,8 @@ inline constexpr std::int64_t kDefaultCrossover = 4096;
 // Share of sparse outputs whose error is measured: less than 1 % of the time of decoding.
 inline constexpr double kDefaultAuditShare = 1.0 / 256;
 
+inline constexpr std::uint64_t kNoMemoryLimit = std::numeric_limits<std::uint64_t>::max();
+
 inline constexpr Preset kDefaultPreset = Preset::kFast;
 
 struct Options {
@@ -40,6 +43,7 @@ struct Options {
   float prompt_tolerance = 0;              // PromptConfig::tolerance
   bool progress = false;                   // show the reading of prompts on a terminal
   bool stats = false;                      // print a summary at exit
+  std::uint64_t max_mem = kNoMemoryLimit;  // bytes that all plans may hold together
 };
 
 const char* ModeName(Mode mode);

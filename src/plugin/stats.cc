@@ -10,6 +10,7 @@
 
 #include "plugin/audit_log.h"
 #include "plugin/immortal.h"
+#include "plugin/layer_table.h"
 
 namespace scsa::plugin {
 
@@ -31,7 +32,6 @@ void GetStats(scsa_plugin_stats* stats) {
   all.rows_visible = load(c.rows_visible);
   all.bytes_read = load(c.bytes_read);
   all.plan_build_ns = load(c.plan_build_ns);
-  all.plan_bytes = load(c.plan_bytes);
   all.rebuild_count = load(c.rebuild_count);
   all.dropped_blocks = load(c.dropped_blocks);
   all.failures = load(c.failures);
@@ -49,10 +49,26 @@ void GetStats(scsa_plugin_stats* stats) {
   all.prompt_rows_visible = load(c.prompt_rows_visible);
   all.prompt_audited_tiles = load(c.prompt_audited_tiles);
   all.prompt_error_millionths = load(c.prompt_error_millionths);
+  if (const auto budget = LayerTable::Get().Budget()) {
+    all.plan_bytes = budget->used();
+    all.evicted_blocks = budget->evicted_blocks();
+    all.refused_blocks = budget->refused_blocks();
+    all.max_mem = budget->limit();
+  }
   std::memcpy(stats, &all, std::min(stats->struct_size, sizeof(all)));
 }
 
 namespace {
+
+// Where there is a limit.
+std::string MemoryLine(const scsa_plugin_stats& s) {
+  if (s.max_mem == kNoMemoryLimit) return {};
+  char text[160];
+  std::snprintf(text, sizeof(text), "scsa: memory: plans may hold %.1f MB; %llu blocks evicted, %llu refused\n",
+                static_cast<double>(s.max_mem) / 1e6, static_cast<unsigned long long>(s.evicted_blocks),
+                static_cast<unsigned long long>(s.refused_blocks));
+  return text;
+}
 
 std::string AuditLine(const scsa_plugin_stats& s) {
   scsa_plugin_audit audit{};
@@ -111,7 +127,7 @@ std::string StatsSummary() {
                 static_cast<unsigned long long>(s.dropped_blocks), static_cast<unsigned long long>(s.failures),
                 static_cast<unsigned long long>(s.calibrated_layers), ms(s.prompt_ns),
                 static_cast<unsigned long long>(s.prompt_rows));
-  return text + PromptLine(s) + AuditLine(s);
+  return text + PromptLine(s) + MemoryLine(s) + AuditLine(s);
 }
 
 void Log(std::initializer_list<std::string_view> parts) noexcept {

@@ -11,13 +11,13 @@
 
 namespace scsa::plugin {
 
-// Totals of the process; one counter per field of scsa_plugin_stats. Lock-free, so that they can be read while other
-// threads compute and when the program exits.
+// Totals of the process; one counter per field of scsa_plugin_stats but those of the memory budget. Lock-free, so that
+// they can be read while other threads compute and when the program exits.
 struct Counters {
   std::atomic<std::uint64_t> attn_ns{0}, attn_calls{0}, set_rows_ns{0};
   std::atomic<std::uint64_t> sparse_calls{0}, exact_calls{0}, calibration_calls{0}, limit_calls{0};
   std::atomic<std::uint64_t> rows_read{0}, rows_visible{0}, bytes_read{0};
-  std::atomic<std::uint64_t> plan_build_ns{0}, plan_bytes{0}, rebuild_count{0}, dropped_blocks{0}, failures{0};
+  std::atomic<std::uint64_t> plan_build_ns{0}, rebuild_count{0}, dropped_blocks{0}, failures{0};
   std::atomic<std::uint64_t> calibrated_layers{0};
   std::atomic<std::uint64_t> audited_outputs{0}, recalibrated_heads{0}, audit_failures{0}, audit_ns{0};
   std::atomic<std::uint64_t> prompt_rows{0}, prompt_ns{0};

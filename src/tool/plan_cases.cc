@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <span>
 #include <utility>
@@ -56,15 +57,15 @@ struct FastRecords {
     for (std::size_t at = 0; at < bytes; at += distinct.size()) {
       std::memcpy(memory.get() + at, distinct.data(), std::min(distinct.size(), bytes - at));
     }
+    for (std::size_t at = 0; at < bytes; at += record_bytes) pieces.push_back(memory.get() + at);
   }
 
   const std::byte* Range(std::int64_t unit) const {
     return memory.get() + static_cast<std::size_t>(unit) * range_bytes;
   }
-  // What the operator does not read in the pass at hand is not there.
-  BlockRange RangeOf(const std::byte* keys, const std::byte* values) const {
-    static constexpr std::uint8_t kUsable[kRangeBlocks] = {1, 1, 1, 1, 1, 1, 1, 1};
-    return {.layout = &layout, .keys = keys, .values = values, .usable = kUsable, .n_blocks = kRangeBlocks};
+  // Of keys or of values: what the operator does not read in the pass at hand is not there.
+  BlockRange RangeOf(std::int64_t unit) const {
+    return {.layout = &layout, .blocks = pieces.data() + unit * kRangeBlocks, .n_blocks = kRangeBlocks};
   }
   FetchHint Ahead(std::int64_t next) const {
     if (next == kNoUnit) return {};
@@ -86,6 +87,7 @@ struct FastRecords {
   std::size_t range_bytes;
   std::int64_t count = 0;  // ranges
   std::unique_ptr<std::byte[]> memory;
+  std::vector<const std::byte*> pieces;  // the records in it
 };
 
 }  // namespace
@@ -157,8 +159,7 @@ std::vector<KernelCase> FastEstimateCases(const KernelSetup& setup) {
       args.stride = records->clusters;
       args.next[0] = records->Ahead(next);
       float* out = (*memory)[thread].data();
-      EstimateClusters(records->RangeOf(records->Range(unit), nullptr), args, out, out + estimates,
-                       (*sums)[thread].data());
+      EstimateClusters(records->RangeOf(unit), args, out, out + estimates, (*sums)[thread].data());
     };
     AppendHotAndCold({.primitive = "estimate-fast", .format = "8-bit", .heads = heads}, records->UnitsOf(setup, heads),
                      setup.threads, kernel, cases);
@@ -181,7 +182,7 @@ std::vector<KernelCase> FastTailCases(const KernelSetup& setup) {
       args.weights_stride = records->clusters;
       args.next[0] = records->Ahead(next);
       const SoftmaxState state = states.Cleared(thread);
-      FoldValueMeans(records->RangeOf(nullptr, records->Range(unit)), args, state.sum, state.num);
+      FoldValueMeans(records->RangeOf(unit), args, state.sum, state.num);
     };
     AppendHotAndCold({.primitive = "tail-fast", .format = "8-bit", .heads = heads}, records->UnitsOf(setup, heads),
                      setup.threads, kernel, cases);
@@ -238,11 +239,12 @@ std::vector<KernelCase> FastClusterCases(const KernelSetup& setup) {
   const std::int64_t count = std::int64_t{32} * setup.threads;
   const auto cache = std::make_shared<const SyntheticCache>(Shape{1, 1, head_dim}, count * unit_rows, 1, setup.threads);
   struct Thread {
+    Thread(const Shape& shape, const Config& parameters) : plan(shape, parameters) {}
     BlockPlan plan;
     Status status;
   };
-  const auto threads =
-      std::make_shared<std::vector<Thread>>(setup.threads, Thread{BlockPlan({1, 1, head_dim}, config), {}});
+  const auto threads = std::make_shared<std::deque<Thread>>();
+  for (int thread = 0; thread < setup.threads; ++thread) threads->emplace_back(Shape{1, 1, head_dim}, config);
   KernelCase result =
       PassingCase({.primitive = "cluster-fast", .format = "f16"}, CacheState::kAny,
                   {.count = count,
@@ -256,7 +258,7 @@ std::vector<KernelCase> FastClusterCases(const KernelSetup& setup) {
                     kv.v = kv.VRow(unit * unit_rows, 0);
                     kv.n_kv = unit_rows;
                     constexpr int kFirst[] = {0};
-                    (*threads)[thread].status = (*threads)[thread].plan.Build(kv, kFirst, 1);
+                    (*threads)[thread].status = (*threads)[thread].plan.Build(kv, kFirst, 1).status;
                   });
   result.run = [run = std::move(result.run), threads](std::int64_t repeats) {
     run(repeats);

@@ -186,6 +186,8 @@ constexpr std::uint64_t scsa_plugin_stats::*kTotals[] = {
     &scsa_plugin_stats::prompt_rows_visible,
     &scsa_plugin_stats::prompt_audited_tiles,
     &scsa_plugin_stats::prompt_error_millionths,
+    &scsa_plugin_stats::evicted_blocks,
+    &scsa_plugin_stats::refused_blocks,
 };
 
 }  // namespace
@@ -199,6 +201,7 @@ scsa_plugin_stats StatsDifference(const scsa_plugin_stats& later, const scsa_plu
 void AddStats(scsa_plugin_stats& sum, const scsa_plugin_stats& part) {
   for (const auto field : kTotals) sum.*field += part.*field;
   sum.plan_bytes = part.plan_bytes;
+  sum.max_mem = part.max_mem;
   sum.calibrated_layers = part.calibrated_layers;
 }
 

@@ -82,6 +82,8 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["rebuild_count"] = result.stats.rebuild_count;
   object["dropped_blocks"] = result.stats.dropped_blocks;
   object["failures"] = result.stats.failures;
+  object["evicted_blocks"] = result.stats.evicted_blocks;
+  object["refused_blocks"] = result.stats.refused_blocks;
   const auto audit = [&](double AuditSummary::*value) {
     return result.audit && result.audit->outputs > 0 ? RecordNumber((*result.audit).*value) : Record(nullptr);
   };

@@ -138,6 +138,8 @@ void ExpectSameCounters(const scsa_stats& c, const LayerStats& cc) {
   EXPECT_EQ(c.recalibrated_heads, cc.recalibrated_heads);
   EXPECT_EQ(c.audit_failures, cc.audit_failures);
   EXPECT_EQ(c.step_failures, cc.step_failures);
+  EXPECT_EQ(c.evicted_blocks, cc.evicted_blocks);
+  EXPECT_EQ(c.refused_blocks, cc.refused_blocks);
   EXPECT_EQ(c.audit_ns > 0, cc.audit_ns > 0);
   EXPECT_EQ(c.build_ns > 0, cc.build_ns > 0);
 }
@@ -659,6 +661,32 @@ TEST(CApiTaus, TravelWithoutAState) {
   EXPECT_EQ(scsa_taus_get_model(bare.get(), &model_back), SCSA_NOT_FOUND);
 }
 
+TEST(CApiBudget, LimitsThePlansOfItsLayers) {
+  const CLayer free = NewLayer(CConfig(SCSA_PRESET_FAST));
+  const CState state = NewState(2, CConfig(SCSA_PRESET_FAST));
+  const SyntheticCache cache(kShape, 1100, DType::kF16);
+  const scsa_kv kv = CKv(cache.View());
+  ASSERT_EQ(scsa_layer_seal(free.get(), &kv, 1100, 1), SCSA_OK);
+  const std::uint64_t block = StatsOf(free.get()).plan_bytes / 4;
+  scsa_budget* budget = nullptr;
+  ASSERT_EQ(scsa_budget_create(5 * block, &budget), SCSA_OK);
+  ASSERT_EQ(scsa_state_set_budget(state.get(), budget), SCSA_OK);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(scsa_layer_seal(scsa_state_layer(state.get(), i), &kv, 1100, 1), SCSA_OK);
+  }
+  EXPECT_EQ(scsa_budget_used(budget), 5 * block);
+  EXPECT_EQ(StatsOf(scsa_state_layer(state.get(), 0)).plan_bytes, 4 * block);
+  EXPECT_EQ(StatsOf(scsa_state_layer(state.get(), 1)).plan_bytes, block);
+  EXPECT_EQ(StatsOf(scsa_state_layer(state.get(), 1)).refused_blocks, 3u);
+  ASSERT_EQ(scsa_budget_set_limit(budget, 2 * block), SCSA_OK);
+  EXPECT_EQ(scsa_budget_used(budget), 2 * block);
+  ASSERT_EQ(scsa_layer_set_budget(scsa_state_layer(state.get(), 0), nullptr), SCSA_OK);
+  EXPECT_EQ(StatsOf(scsa_state_layer(state.get(), 0)).plan_bytes, 0u);
+  scsa_budget_destroy(budget);
+  ASSERT_EQ(scsa_layer_seal(scsa_state_layer(state.get(), 1), &kv, 1100, 1), SCSA_OK);
+  EXPECT_EQ(StatsOf(scsa_state_layer(state.get(), 1)).plan_bytes, 2 * block);
+}
+
 TEST(CApiTaus, RefuseBadValues) {
   scsa_config config = CConfig(SCSA_PRESET_FAST);
   scsa_taus* taus = reinterpret_cast<scsa_taus*>(&config);
@@ -693,7 +721,7 @@ TEST(CApiStructs, AreReadAndWrittenBySize) {
   EXPECT_EQ(sizeof(scsa_kv), 72u);
   EXPECT_EQ(sizeof(scsa_attend_args), 104u);
   EXPECT_EQ(sizeof(scsa_config), 64u);
-  EXPECT_EQ(sizeof(scsa_stats), 168u);
+  EXPECT_EQ(sizeof(scsa_stats), 184u);
   EXPECT_EQ(sizeof(scsa_audit_config), 40u);
   EXPECT_EQ(sizeof(scsa_audit_sample), 16u);
   EXPECT_EQ(sizeof(scsa_audit_summary), 72u);
@@ -763,6 +791,8 @@ TEST(CApiErrors, NullPointers) {
   scsa_audit_summary summary = SCSA_AUDIT_SUMMARY_INIT;
 
   scsa_workspace_destroy(nullptr);
+  scsa_budget_destroy(nullptr);
+  EXPECT_EQ(scsa_budget_used(nullptr), 0u);
   scsa_layer_destroy(nullptr);
   scsa_state_destroy(nullptr);
   scsa_taus_destroy(nullptr);
@@ -798,6 +828,10 @@ TEST(CApiErrors, NullPointers) {
       scsa_layer_notify_writes(nullptr, nullptr, 0),
       scsa_layer_notify_writes(layer.get(), nullptr, 1),
       scsa_layer_drop_plans(nullptr),
+      scsa_budget_create(1, nullptr),
+      scsa_budget_set_limit(nullptr, 1),
+      scsa_layer_set_budget(nullptr, nullptr),
+      scsa_state_set_budget(nullptr, nullptr),
       scsa_layer_start_calibration(nullptr, 0.1f),
       scsa_layer_finish_calibration(nullptr),
       scsa_layer_calibration_errors(nullptr, 0, 0, &values, &size),

@@ -27,7 +27,7 @@ class CoverageTest : public ::testing::Test {
     config_.block_size = kBlockSize;
     config_.sink = sink;
     plan_ = std::make_unique<BlockPlan>(kShape, config_);
-    ASSERT_TRUE(plan_->Build(cache_.View(), blocks, 1).ok());
+    ASSERT_TRUE(plan_->Build(cache_.View(), blocks, 1).status.ok());
     visible_.assign(kRows, true);
   }
 

@@ -30,7 +30,7 @@ constexpr std::int64_t kRows = 240;
 Config SmallBlocks(Preset preset) {
   Config config = ConfigFor(preset);
   config.block_size = 64;
-  config.cluster_size = 8;
+  config.cluster_size = preset == Preset::kFast ? 8 : 32;
   config.rebuild_interval = 60;
   config.recent = 8;
   return config;

@@ -73,18 +73,17 @@ struct Summaries {
 
   // Brings the records in line with the arrays.
   void Write() {
-    key_records.assign(blocks.size() * layout.key_bytes(), std::byte{0});
-    value_records.assign(blocks.size() * layout.value_bytes(), std::byte{0});
+    records.assign(blocks.size(), std::vector<std::byte>(layout.key_bytes() + layout.value_bytes()));
     for (std::size_t b = 0; b < blocks.size(); ++b) {
       const Block& block = blocks[b];
-      const KeyRecord keys = layout.Keys(key_records.data() + b * layout.key_bytes());
+      const KeyRecord keys = layout.Keys(records[b].data());
       std::ranges::copy(block.key_mean, keys.mean);
       std::ranges::copy(block.key_step, keys.step);
       std::ranges::copy(block.shape, keys.shape);
       std::fill_n(keys.largest_step, 8, *std::ranges::max_element(block.key_step));
       std::ranges::copy(block.counts, keys.counts);
       std::ranges::copy(block.half_traces, keys.half_traces);
-      const ValueRecord values = layout.Values(value_records.data() + b * layout.value_bytes());
+      const ValueRecord values = layout.Values(records[b].data() + layout.key_bytes());
       std::ranges::copy(block.value_mean, values.mean);
       std::ranges::copy(block.value_step, values.step);
       for (int c = 0; c < layout.slots(); ++c) {
@@ -96,14 +95,16 @@ struct Summaries {
         }
       }
     }
+    data.resize(blocks.size());
+    for (std::size_t b = 0; b < blocks.size(); ++b) data[b] = usable[b] != 0 ? records[b].data() : nullptr;
   }
 
   BlockRange Range() const {
     return {.layout = &layout,
-            .keys = key_records.data(),
-            .values = value_records.data(),
-            .usable = usable.data(),
-            .n_blocks = static_cast<int>(blocks.size())};
+            .blocks = data.data(),
+            .keys_at = 0,
+            .values_at = layout.key_bytes(),
+            .n_blocks = static_cast<int>(data.size())};
   }
   int n_clusters() const { return static_cast<int>(blocks.size()) * layout.slots(); }
   const Block& BlockOf(int cluster) const { return blocks[cluster / layout.slots()]; }
@@ -113,7 +114,8 @@ struct Summaries {
   SummaryLayout layout;
   std::vector<std::uint8_t> usable;
   std::vector<Block> blocks;
-  std::vector<std::byte> key_records, value_records;
+  std::vector<std::vector<std::byte>> records;  // of each block: key record, value record
+  std::vector<const std::byte*> data;           // nullptr where a block is not usable
 };
 
 std::vector<float> RandomQuery(int n, int head_dim, std::uint32_t seed, float size) {
@@ -363,7 +365,11 @@ std::vector<std::array<FetchHint, 2>> Hints(const std::vector<std::byte>& memory
   const FetchHint scattered = {
       .data = memory.data(), .row_bytes = 136, .stride = 136, .n_rows = std::ssize(places), .rows = places.data()};
   const FetchHint no_rows = {.data = memory.data(), .row_bytes = 64, .stride = 64, .n_rows = 0};
-  return {{dense, FetchHint()}, {FetchHint(), strided}, {scattered, dense}, {no_rows, scattered}};
+  // Pieces of memory some of which are missing, the last one too.
+  static std::array<const std::byte*, 5> pieces;
+  pieces = {nullptr, memory.data(), nullptr, memory.data() + 64, nullptr};
+  const FetchHint listed = {.row_bytes = 100, .stride = 8, .n_rows = std::ssize(pieces), .places = pieces.data()};
+  return {{dense, FetchHint()}, {FetchHint(), strided}, {scattered, dense}, {no_rows, listed}};
 }
 
 TEST(EstimateClustersTest, FetchingAheadChangesNothing) {

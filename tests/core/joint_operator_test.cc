@@ -38,7 +38,7 @@ class JointOperatorTest : public ::testing::Test {
     plan_ = std::make_unique<BlockPlan>(shape, config);
     std::vector<int> blocks(n_blocks);
     std::iota(blocks.begin(), blocks.end(), 0);
-    ASSERT_TRUE(plan_->Build(kv_, blocks, 1).ok());
+    ASSERT_TRUE(plan_->Build(kv_, blocks, 1).status.ok());
     operator_ = std::make_unique<JointOperator>(shape, config);
     visible_.assign(n_rows, true);
     q_ = test::RandomQueries(shape, 23);
@@ -263,7 +263,7 @@ TEST_F(JointOperatorTest, EqualValuesComeBackWhateverIsOpened) {
     for (int h = 0; h < 2; ++h) cache_->SetValue(r, h, value.data());
   }
   const std::vector<int> blocks = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
-  ASSERT_TRUE(plan_->Build(kv_, blocks, 1).ok());
+  ASSERT_TRUE(plan_->Build(kv_, blocks, 1).status.ok());
   for (const float tau : {1.0f, 0.3f, 0.01f, 0.0f}) {
     for (const float x : Attend(tau)) EXPECT_NEAR(x, 0.75f, 2e-6f) << "tau " << tau;
   }

@@ -25,7 +25,6 @@ struct PlainCluster {
 inline std::vector<PlainCluster> UsableClusters(const BlockPlan& plan, const Shape& shape, int kv_head,
                                                 const std::vector<bool>& visible) {
   std::vector<PlainCluster> clusters;
-  const HeadSummaries& h = plan.head(kv_head);
   const SummaryLayout& layout = plan.layout();
   for (int b = 0; b < plan.n_blocks(); ++b) {
     bool usable = plan.built(b);
@@ -35,9 +34,9 @@ inline std::vector<PlainCluster> UsableClusters(const BlockPlan& plan, const Sha
     const ConstValueRecord values = layout.Values(plan.value_record(kv_head, b));
     for (int slot = 0; slot < plan.slots(); ++slot) {
       PlainCluster cluster;
-      const int at = b * (plan.slots() + 1) + slot;
-      for (int i = h.offsets[at]; i < h.offsets[at + 1]; ++i) {
-        cluster.rows.push_back(std::int64_t{b} * plan.block_rows() + h.members[b * plan.block_rows() + i]);
+      const std::uint16_t* offsets = plan.offsets(kv_head, b) + slot;
+      for (int i = offsets[0]; i < offsets[1]; ++i) {
+        cluster.rows.push_back(std::int64_t{b} * plan.block_rows() + plan.members(kv_head, b)[i]);
       }
       if (cluster.rows.empty()) continue;
       for (int d = 0; d < shape.head_dim; ++d) {

@@ -47,7 +47,7 @@ class PromptOperatorTest : public ::testing::Test {
     plan_ = std::make_unique<BlockPlan>(shape_, config_);
     std::vector<int> blocks(n_blocks);
     std::iota(blocks.begin(), blocks.end(), 0);
-    ASSERT_TRUE(plan_->Build(kv_, blocks, 1).ok());
+    ASSERT_TRUE(plan_->Build(kv_, blocks, 1).status.ok());
     operator_ = std::make_unique<PromptOperator>(shape_, config_);
   }
   void SetThresholds(float tolerance, double share) {

@@ -22,8 +22,8 @@ exported_c=$(grep '^scsa_' <<<"$exported")
 for name in $(difference "$declared_c" "$exported_c"); do fail "declared in scsa.h, not exported: $name"; done
 for name in $(difference "$exported_c" "$declared_c"); do fail "exported, not declared in scsa.h: $name"; done
 
-# C++: functions of the namespace, declared at the start of a line, and the members of three classes.
-cxx_headers=("$headers"/{audit,config,exact,layer,state,status,target,taus,types}.h)
+# C++: functions of the namespace, declared at the start of a line, and the members of four classes.
+cxx_headers=("$headers"/{audit,config,exact,layer,memory_budget,state,status,target,taus,types}.h)
 declared_cxx=$(sed -n '/^constexpr/d; s/^[A-Za-z][A-Za-z:<>]*[ *&]* \**\([A-Z][A-Za-z]*\)(.*/\1/p; s/^const char\* \([A-Z][A-Za-z]*\)(.*/\1/p;
   s/^std::vector<std::string> \([A-Z][A-Za-z]*\)(.*/\1/p' "${cxx_headers[@]}")
 (($(wc -l <<<"$declared_cxx") > 12)) || fail "the C++ headers declare only: $declared_cxx"
@@ -31,11 +31,12 @@ exported_cxx=$(grep -v '^scsa_' <<<"$exported")
 functions=$(sed -n 's/^scsa::\([A-Za-z]*\)(.*/\1/p' <<<"$exported_cxx")
 for name in $(difference "$declared_cxx" "$functions"); do fail "declared, not exported: scsa::$name"; done
 for name in $(difference "$functions" "$declared_cxx"); do fail "exported, not declared: scsa::$name"; done
-others=$(grep -vE '^scsa::[A-Za-z]*\(|^scsa::(Layer|State|Workspace)::(~|operator=)?[A-Za-z_]*\(' <<<"$exported_cxx" || true)
+others=$(grep -vE '^scsa::[A-Za-z]*\(|^scsa::(Layer|MemoryBudget|State|Workspace)::(~|operator=)?[A-Za-z_]*\(' <<<"$exported_cxx" || true)
 if [[ -n $others ]]; then fail "exported beyond the interface: $others"; fi
-for class in Layer State; do
+for class in Layer MemoryBudget State; do
+  header=$(sed 's/\([a-z]\)\([A-Z]\)/\1_\2/g' <<<"$class")
   members=$(sed -n "/^class $class {/,/^ private:/{/constexpr/d; / impl() /d; s/^  [A-Za-z].*[ *&]\([A-Za-z_]*\)(.*/\1/p}" \
-    "$headers/${class,,}.h" | sort -u)
+    "$headers/${header,,}.h" | sort -u)
   (($(wc -w <<<"$members") > 5)) || fail "class $class declares only: $members"
   while read -r member; do
     grep -q "^scsa::$class::$member(" <<<"$exported_cxx" || fail "not exported: scsa::$class::$member"

@@ -158,6 +158,25 @@ TEST_P(CacheFuzz, PluginAnswersAsIfItHadNoPlans) {
   EXPECT_GT(after.dropped_blocks - before.dropped_blocks, n / 100);
 }
 
+TEST_P(CacheFuzz, SoItDoesWithLittleMemory) {
+  const std::uint64_t seed = FromEnvironment("SCSA_CACHE_FUZZ_SEED", 1);
+  const LoadedPlugin& plugin = LoadedPlugin::Get();
+  plugin.Set("max_mem", "40K");
+  const auto before = plugin.Stats();
+  Totals totals;
+  for (std::uint64_t episode = 0; episode < 3; ++episode) {
+    const auto ops = RandomOps(seed * 1000033 + episode, kEpisode);
+    const auto failure = Run(ops, &totals);
+    ASSERT_FALSE(failure) << failure->message << "\n" << ToText({ops.begin(), ops.begin() + failure->at + 1});
+  }
+  const auto after = plugin.Stats();
+  plugin.Set("max_mem", "none");
+  EXPECT_EQ(after.max_mem, 40960u);
+  EXPECT_EQ(after.failures, before.failures);
+  EXPECT_GT(totals.sparse, 100u);
+  EXPECT_GT(after.refused_blocks - before.refused_blocks, 100u);
+}
+
 INSTANTIATE_TEST_SUITE_P(Streams, CacheFuzz, testing::Values(true, false),
                          [](const auto& unified) { return unified.param ? "Unified" : "PerSequence"; });
 

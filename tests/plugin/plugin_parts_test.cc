@@ -104,6 +104,8 @@ TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
       {"calibrate", "99999"}, {"colour", "red"},    {"taus", "/no/such/file"}, {"taus", "/dev/null"},
       {"audit", "-0.1"},      {"audit", "1.5"},     {"audit", "nan"},          {"audit", "1e-10"},
       {"audit", "1%"},        {"progress", "on"},   {"prompt_tolerance", "2"}, {"prompt_tolerance", "-0.1"},
+      {"audit", "1%"},        {"max_mem", ""},      {"max_mem", "-1"},         {"max_mem", "M"},
+      {"max_mem", "1.5G"},    {"max_mem", "2T"},    {"max_mem", "2GB"},        {"max_mem", "17179869184G"},
   };
   for (const auto& [name, value] : bad) {
     Options o;
@@ -118,8 +120,23 @@ TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
     EXPECT_EQ(o.audit, before.audit);
     EXPECT_EQ(o.prompt_tolerance, before.prompt_tolerance);
     EXPECT_EQ(o.progress, before.progress);
+    EXPECT_EQ(o.max_mem, before.max_mem);
     EXPECT_EQ(o.taus, nullptr);
   }
+}
+
+TEST(SetOption, ReadsBytes) {
+  Options o;
+  EXPECT_EQ(o.max_mem, UINT64_MAX);
+  const std::pair<const char*, std::uint64_t> good[] = {{"0", 0},           {"1000", 1000},
+                                                        {"64K", 65536},     {"512M", 536870912},
+                                                        {"2G", 2147483648}, {"17179869183G", UINT64_MAX - 1073741823}};
+  for (const auto& [text, bytes] : good) {
+    EXPECT_EQ(SetOption("max_mem", text, &o), "");
+    EXPECT_EQ(o.max_mem, bytes) << text;
+  }
+  EXPECT_EQ(SetOption("max_mem", "none", &o), "");
+  EXPECT_EQ(o.max_mem, UINT64_MAX);
 }
 
 TEST(OptionsFromEnvironment, NamesTheVariableTheValueAndWhatIsAllowed) {

@@ -114,6 +114,8 @@ TEST(ResultsJson, HoldsEveryPromisedField) {
                               "bytes_read",
                               "plan_build_ms",
                               "plan_bytes",
+                              "evicted_blocks",
+                              "refused_blocks",
                               "threads",
                               "simd_target",
                               "cpu",
