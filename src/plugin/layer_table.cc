@@ -188,7 +188,13 @@ Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets
                          const std::uint64_t* visible, int n_threads, Workspace& workspace, const OutView& out,
                          Outcome* outcome) {
   if (stale_.exchange(false, std::memory_order_acq_rel)) layer_->DropPlans();
-  const Verify verify = ChooseVerify(visible, Words(kv.n_kv));
+  Verify verify = Verify::kNone;
+  if (CurrentChecks()) {
+    verify = ChooseVerify(visible, Words(kv.n_kv));
+    // Steps without checks may have missed anything.
+    if (unchecked_) verify = Verify::kFull;
+  }
+  unchecked_ = !CurrentChecks();
   const LayerStats before = layer_->stats();
   const Status status = layer_->Attend(q, kv, sets, params, verify, n_threads, workspace, out);
   const LayerStats after = layer_->stats();

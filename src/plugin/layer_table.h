@@ -116,6 +116,7 @@ class CachedLayer {
   std::vector<std::uint64_t> seen_;     // the bitmap of the last step
   std::vector<std::uint64_t> written_;  // cells written since then
   std::uint64_t n_written_ = 0;
+  bool unchecked_ = false;        // whether the last step went without checks
   std::vector<float> discarded_;  // outputs of Prefill
 };
 

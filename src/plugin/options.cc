@@ -29,6 +29,7 @@ constexpr Variable kVariables[] = {
     {"progress", "SCSA_PROGRESS"},
     {"stats", "SCSA_STATS"},
     {"max_mem", "SCSA_MAX_MEM"},
+    {"checks", "SCSA_CHECKS"},
 };
 
 constexpr const char* kTausVariable = "SCSA_TAUS";
@@ -75,6 +76,7 @@ Store& GlobalStore() { return Immortal<Store>(); }
 std::atomic<Mode> g_mode{Mode::kAuto};
 std::atomic<std::int64_t> g_crossover{kDefaultCrossover};
 std::atomic<bool> g_progress{false};
+std::atomic<bool> g_checks{true};
 
 }  // namespace
 
@@ -163,10 +165,15 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
     }
     return ParseBytes(value, &options->max_mem) ? "" : Bad(value, "bytes, for example 512M or 2G, or none");
   }
+  if (name == "checks") {
+    if (value != "on" && value != "off") return Bad(value, "on or off");
+    options->checks = value == "on";
+    return {};
+  }
   std::string message = "unknown option \"";
   return message.append(name).append(
       "\"; there are mode, preset, tolerance, calibrate, crossover, taus, audit, prompt_tolerance, "
-      "progress, stats and max_mem");
+      "progress, stats, max_mem and checks");
 }
 
 std::string OptionsFromEnvironment(Options* options) {
@@ -217,12 +224,15 @@ bool CurrentProgress() { return g_progress.load(std::memory_order_relaxed); }
 
 std::int64_t CurrentCrossover() { return g_crossover.load(std::memory_order_relaxed); }
 
+bool CurrentChecks() { return g_checks.load(std::memory_order_relaxed); }
+
 void InstallOptions(const Options& options) {
   std::lock_guard lock(GlobalStore().mutex);
   GlobalStore().options = options;
   g_mode.store(options.mode, std::memory_order_relaxed);
   g_crossover.store(options.crossover, std::memory_order_relaxed);
   g_progress.store(options.progress, std::memory_order_relaxed);
+  g_checks.store(options.checks, std::memory_order_relaxed);
 }
 
 }  // namespace scsa::plugin

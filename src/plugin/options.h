@@ -44,6 +44,7 @@ struct Options {
   bool progress = false;                   // show the reading of prompts on a terminal
   bool stats = false;                      // print a summary at exit
   std::uint64_t max_mem = kNoMemoryLimit;  // bytes that all plans may hold together
+  bool checks = true;                      // compare cached rows with what plans were built from; false: to time that
 };
 
 const char* ModeName(Mode mode);
@@ -65,6 +66,7 @@ Options CurrentOptions();
 Mode CurrentMode();
 std::int64_t CurrentCrossover();
 bool CurrentProgress();
+bool CurrentChecks();
 void InstallOptions(const Options& options);
 
 }  // namespace scsa::plugin

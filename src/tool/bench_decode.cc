@@ -128,7 +128,7 @@ void AddBenchDecodeCommand(CLI::App& parent) {
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 20).description(""))
       ->capture_default_str();
-  app->add_option("--arms", options->arms, "What to compare: llama, llama-q8, exact, scsa, limit")
+  app->add_option("--arms", options->arms, "What to compare: llama, llama-q8, exact, scsa, scsa-unchecked, limit")
       ->type_name("LIST")
       ->capture_default_str();
   const CLI::Option* preset = app->add_option("--preset", options->bench.preset, "Preset of the sparse operator")
@@ -160,7 +160,8 @@ void AddBenchDecodeCommand(CLI::App& parent) {
   app->footer(
       "Examples:\n"
       "  scsa bench decode -m model.gguf -f book.txt -c 1000,4000,8000 --state-dir states\n"
-      "  scsa bench decode -m model.gguf -f book.txt -c 8000 --arms llama,scsa --json result.json");
+      "  scsa bench decode -m model.gguf -f book.txt -c 8000 --arms llama,scsa --json result.json\n"
+      "  scsa bench decode -m model.gguf -f book.txt -c 8000 --arms scsa,scsa-unchecked   # what the checks cost");
   app->get_formatter()->column_width(34);
   options->bench.threads = 0;
   app->callback([options, preset] {

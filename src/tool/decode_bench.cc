@@ -34,6 +34,7 @@ constexpr std::array kArms = {
     ArmFacts{Arm::kLlamaQ8, "llama-q8", "off", CacheType::kQ8_0},
     ArmFacts{Arm::kExact, "exact", "exact", CacheType::kF16},
     ArmFacts{Arm::kScsa, "scsa", "auto", CacheType::kF16},
+    ArmFacts{Arm::kScsaUnchecked, "scsa-unchecked", "auto", CacheType::kF16},
     ArmFacts{Arm::kLimit, "limit", "limit", CacheType::kF16},
 };
 
@@ -41,7 +42,7 @@ const ArmFacts& Facts(Arm arm) {
   return *std::find_if(kArms.begin(), kArms.end(), [arm](const ArmFacts& facts) { return facts.arm == arm; });
 }
 
-bool UsesPlugin(Arm arm) { return arm == Arm::kExact || arm == Arm::kScsa || arm == Arm::kLimit; }
+bool UsesPlugin(Arm arm) { return arm == Arm::kExact || IsSparse(arm) || arm == Arm::kLimit; }
 
 // One arm in flight.
 struct ArmRun {
@@ -79,7 +80,7 @@ class ContextMeasurement {
     if (std::find(arms.begin(), arms.end(), Arm::kExact) == arms.end()) arms.push_back(Arm::kExact);
     for (const Arm arm : arms) {
       const std::vector<double> once = {0.0};
-      for (const double tolerance : arm == Arm::kScsa ? options.Tolerances() : once) {
+      for (const double tolerance : IsSparse(arm) ? options.Tolerances() : once) {
         ArmRun& run = runs_.emplace_back();
         run.arm = arm;
         run.tolerance = tolerance;
@@ -131,7 +132,7 @@ class ContextMeasurement {
         run.logits.emplace_back(logits.begin(), logits.end());
       }
       AddStats(run.timed, StatsDifference(plugin_.Stats(), before));
-      if (run.arm != Arm::kScsa) return;
+      if (!IsSparse(run.arm)) return;
       AddReads(run, reads_before);
       TakeAudit(run, end);
     };
@@ -141,7 +142,7 @@ class ContextMeasurement {
   // Relative attention errors of the last steps, kErrorSteps of them.
   void MeasureErrors() {
     for (ArmRun& run : runs_) {
-      if (run.arm != Arm::kExact && run.arm != Arm::kScsa) continue;
+      if (run.arm != Arm::kExact && !IsSparse(run.arm)) continue;
       run.probe = std::make_unique<ReferenceProbe>(options_.threads, run.arm == Arm::kExact);
       const ScopedObserver observer(plugin_, &ReferenceProbe::Observe, run.probe.get());
       Use(run);
@@ -207,7 +208,8 @@ class ContextMeasurement {
   // Layers take the tolerance when they are made, in the first step that could be sparse.
   void Use(const ArmRun& run) const {
     plugin_.Set("mode", ArmMode(run.arm));
-    if (run.arm == Arm::kScsa) plugin_.Set("tolerance", fmt::format("{}", run.tolerance));
+    plugin_.Set("checks", run.arm == Arm::kScsaUnchecked ? "off" : "on");
+    if (IsSparse(run.arm)) plugin_.Set("tolerance", fmt::format("{}", run.tolerance));
   }
 
   std::vector<std::vector<HeadReads>> Reads(const ArmRun& run) const {
@@ -292,7 +294,7 @@ class ContextMeasurement {
       FillDense(run, result);
     }
     FillErrors(run, result);
-    if (run.arm == Arm::kScsa) {
+    if (IsSparse(run.arm)) {
       result.tolerance = run.tolerance;
       result.calibration = Calibration(run);
       result.audit = Summary(run.audit);
@@ -313,7 +315,7 @@ class ContextMeasurement {
 
   void FillFromPlugin(const ArmRun& run, ArmResult& result) const {
     result.plan_build_ms = static_cast<double>(run.warmup.plan_build_ns + run.timed.plan_build_ns) * 1e-6;
-    result.plan_bytes = run.arm == Arm::kScsa ? run.timed.plan_bytes : 0;
+    result.plan_bytes = IsSparse(run.arm) ? run.timed.plan_bytes : 0;
     if (run.timed.attn_calls == 0) {  // too short for the plugin: ggml computed everything
       result.rows_read = 1.0;
       return;
@@ -387,7 +389,10 @@ std::vector<Arm> ParseArms(std::string_view text) {
   for (const std::string& item : SplitList(text, "--arms")) {
     const auto facts = std::find_if(kArms.begin(), kArms.end(), [&](const ArmFacts& f) { return f.name == item; });
     if (facts == kArms.end()) {
-      throw ToolError(fmt::format("--arms: unknown arm \"{}\": choose from llama, llama-q8, exact, scsa, limit", item));
+      throw ToolError(
+          fmt::format("--arms: unknown arm \"{}\": choose from llama, llama-q8, exact, scsa, "
+                      "scsa-unchecked, limit",
+                      item));
     }
     if (std::find(arms.begin(), arms.end(), facts->arm) != arms.end()) {
       throw ToolError(fmt::format("--arms: \"{}\" is given twice", item));

@@ -22,14 +22,16 @@
 namespace scsa::tool {
 
 enum class Arm {
-  kLlama,    // llama.cpp's dense attention, f16 cache
-  kLlamaQ8,  // the same with a q8_0 cache
-  kExact,    // our exact kernel
-  kScsa,     // the sparse operator, with the plugin's crossover
-  kLimit,    // attention that costs nothing: the floor
+  kLlama,          // llama.cpp's dense attention, f16 cache
+  kLlamaQ8,        // the same with a q8_0 cache
+  kExact,          // our exact kernel
+  kScsa,           // the sparse operator, with the plugin's crossover
+  kScsaUnchecked,  // the same without its checks for changed cache rows
+  kLimit,          // attention that costs nothing: the floor
 };
 
 std::string_view ArmName(Arm arm);
+constexpr bool IsSparse(Arm arm) { return arm == Arm::kScsa || arm == Arm::kScsaUnchecked; }
 // The plugin's mode for it.
 const char* ArmMode(Arm arm);
 // The tolerance that a preset comes with; 0 for a preset that there is not.

@@ -19,7 +19,7 @@ std::string Cell(const std::optional<double>& value, const char* format, double 
 // [layer][kv_head], or null for an arm that is not sparse.
 template <typename Value>
 Record HeadTable(const ArmResult& result, Value value) {
-  if (result.arm != Arm::kScsa) return nullptr;
+  if (!IsSparse(result.arm)) return nullptr;
   Record layers = Record::array();
   for (const std::vector<HeadReads>& layer : result.head_reads) {
     Record& heads = layers.emplace_back(Record::array());
@@ -29,7 +29,7 @@ Record HeadTable(const ArmResult& result, Value value) {
 }
 
 Record AuditWindows(const ArmResult& result) {
-  if (result.arm != Arm::kScsa) return nullptr;
+  if (!IsSparse(result.arm)) return nullptr;
   Record windows = Record::array();
   for (const AuditWindow& window : result.audit_windows) {
     const AuditSummary& summary = window.summary;
@@ -54,7 +54,7 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["model"] = info.model;
   object["context"] = result.context;
   object["arm"] = ArmName(result.arm);
-  object["preset"] = result.arm == Arm::kScsa ? Record(info.preset) : Record(nullptr);
+  object["preset"] = IsSparse(result.arm) ? Record(info.preset) : Record(nullptr);
   object["tolerance"] = RecordNumber(result.tolerance);
   object["tok_s"] = result.tok_s;
   object["ms_median"] = result.ms_median;
@@ -113,7 +113,7 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["head_bytes_read"] = HeadTable(
       result, [&](const HeadReads& head) { return Record(static_cast<double>(head.bytes_read) / result.steps); });
   object["audit_windows"] = AuditWindows(result);
-  object["taus"] = result.arm == Arm::kScsa && !info.taus.empty() ? Record(info.taus) : Record(nullptr);
+  object["taus"] = IsSparse(result.arm) && !info.taus.empty() ? Record(info.taus) : Record(nullptr);
   object["warmup_steps"] = result.warmup_steps;
   object["steps"] = result.steps;
   object["threads"] = info.threads;
@@ -154,9 +154,9 @@ std::string ResultTable(std::span<const ArmResult> results) {
   std::vector<std::vector<std::string>> rows = {{"arm", "tok/s", "median ms", "p99 ms", "vs llama", "attn ms",
                                                  "rows read", "agreement", "KL", "NLL diff", "attn error"}};
   const auto scsa_arms =
-      std::count_if(results.begin(), results.end(), [](const ArmResult& result) { return result.arm == Arm::kScsa; });
+      std::count_if(results.begin(), results.end(), [](const ArmResult& result) { return IsSparse(result.arm); });
   for (const ArmResult& result : results) {
-    const bool one_of_several = result.arm == Arm::kScsa && scsa_arms > 1;
+    const bool one_of_several = IsSparse(result.arm) && scsa_arms > 1;
     rows.push_back({one_of_several ? fmt::format("{} {}", ArmName(result.arm), result.tolerance.value_or(0.0))
                                    : std::string(ArmName(result.arm)),
                     fmt::format("{:.2f}", result.tok_s), fmt::format("{:.1f}", result.ms_median),

@@ -422,6 +422,16 @@ TEST(CacheLifetime, AFreedContextTakesItsPlansAlong) {
   EXPECT_EQ(Plugin::Get().Stats().plan_bytes, before);
 }
 
+TEST_F(CacheChange, ChecksCanBeTurnedOffAndOn) {
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  Plugin::Get().Set("checks", "off");
+  Fill(0, kFilled, {7.0f, 8.0f}, +1);
+  ShowUpTo(kFilled - 300);
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  Plugin::Get().Set("checks", "on");
+  EXPECT_NEAR(Attend(), 7.0f, 0.05f);
+}
+
 // Runs everything that the plugin's backend computes inside ShortMemory::In.
 const test::ShortMemory* g_memory = nullptr;
 ggml_status (*g_graph_compute)(ggml_backend_t, ggml_cgraph*) = nullptr;

@@ -97,15 +97,42 @@ TEST(SetOption, ThePresetBringsItsToleranceUnlessOneWasChosen) {
 TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
   const Options before;
   const std::pair<const char*, const char*> bad[] = {
-      {"mode", "fast"},       {"mode", ""},         {"mode", "AUTO"},          {"preset", "fastest"},
-      {"tolerance", "0"},     {"tolerance", "1.1"}, {"tolerance", "nan"},      {"tolerance", "-1"},
-      {"tolerance", "0.1x"},  {"calibrate", "-1"},  {"calibrate", "many"},     {"calibrate", "1e3"},
-      {"crossover", "-5"},    {"crossover", "4k"},  {"stats", "yes"},          {"stats", "2"},
-      {"calibrate", "99999"}, {"colour", "red"},    {"taus", "/no/such/file"}, {"taus", "/dev/null"},
-      {"audit", "-0.1"},      {"audit", "1.5"},     {"audit", "nan"},          {"audit", "1e-10"},
-      {"audit", "1%"},        {"progress", "on"},   {"prompt_tolerance", "2"}, {"prompt_tolerance", "-0.1"},
-      {"audit", "1%"},        {"max_mem", ""},      {"max_mem", "-1"},         {"max_mem", "M"},
-      {"max_mem", "1.5G"},    {"max_mem", "2T"},    {"max_mem", "2GB"},        {"max_mem", "17179869184G"},
+      {"mode", "fast"},
+      {"mode", ""},
+      {"mode", "AUTO"},
+      {"preset", "fastest"},
+      {"tolerance", "0"},
+      {"tolerance", "1.1"},
+      {"tolerance", "nan"},
+      {"tolerance", "-1"},
+      {"tolerance", "0.1x"},
+      {"calibrate", "-1"},
+      {"calibrate", "many"},
+      {"calibrate", "1e3"},
+      {"crossover", "-5"},
+      {"crossover", "4k"},
+      {"stats", "yes"},
+      {"stats", "2"},
+      {"calibrate", "99999"},
+      {"colour", "red"},
+      {"taus", "/no/such/file"},
+      {"taus", "/dev/null"},
+      {"audit", "-0.1"},
+      {"audit", "1.5"},
+      {"audit", "nan"},
+      {"audit", "1e-10"},
+      {"audit", "1%"},
+      {"checks", "0"},
+      {"max_mem", ""},
+      {"max_mem", "-1"},
+      {"max_mem", "M"},
+      {"max_mem", "1.5G"},
+      {"max_mem", "2T"},
+      {"max_mem", "2GB"},
+      {"max_mem", "17179869184G"},
+      {"progress", "on"},
+      {"prompt_tolerance", "2"},
+      {"prompt_tolerance", "-0.1"},
   };
   for (const auto& [name, value] : bad) {
     Options o;
@@ -121,6 +148,7 @@ TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
     EXPECT_EQ(o.prompt_tolerance, before.prompt_tolerance);
     EXPECT_EQ(o.progress, before.progress);
     EXPECT_EQ(o.max_mem, before.max_mem);
+    EXPECT_EQ(o.checks, before.checks);
     EXPECT_EQ(o.taus, nullptr);
   }
 }

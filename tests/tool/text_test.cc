@@ -48,6 +48,7 @@ TEST(ParseIntList, NamesTheBadItem) {
 
 TEST(ParseArms, KeepsTheGivenOrder) {
   EXPECT_EQ(ParseArms("limit,llama-q8,exact"), (std::vector<Arm>{Arm::kLimit, Arm::kLlamaQ8, Arm::kExact}));
+  EXPECT_EQ(ParseArms("scsa-unchecked,scsa"), (std::vector<Arm>{Arm::kScsaUnchecked, Arm::kScsa}));
 }
 
 TEST(ParseArms, RejectsUnknownAndRepeatedOnes) {
