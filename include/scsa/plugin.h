@@ -58,9 +58,9 @@ struct scsa_plugin_stats {
   uint64_t prompt_rows_visible;     /* cached rows visible, each once per tile: the 100 % of prompt_rows_read */
   uint64_t prompt_audited_tiles;    /* measured tiles for which a threshold was in force */
   uint64_t prompt_error_millionths; /* sum of their mean relative errors at it, times a million */
-  uint64_t max_mem;            /* bytes that plan_bytes is kept to; UINT64_MAX: no limit (not a total) */
-  uint64_t evicted_blocks;     /* blocks that gave way to others of more use, or to a lower limit */
-  uint64_t refused_blocks;     /* blocks that there was no room for: their rows are read exactly */
+  uint64_t max_mem;                 /* bytes that plan_bytes is kept to; UINT64_MAX: no limit (not a total) */
+  uint64_t evicted_blocks;          /* blocks that gave way to others of more use, or to a lower limit */
+  uint64_t refused_blocks;          /* blocks that there was no room for: their rows are read exactly */
 };
 typedef void (*scsa_plugin_get_stats_t)(struct scsa_plugin_stats* stats);
 #define SCSA_PLUGIN_GET_STATS "scsa_plugin_get_stats"

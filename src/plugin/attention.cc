@@ -191,8 +191,7 @@ std::optional<Path> AttendPrompt(BackendState& state, const AttentionNode& a, in
   const Status status = WithLayer(state, a, stream, [&](CachedLayer& layer) {
     if (!layer.sparse_prompts()) return Status::Ok();
     bool sparse = false;
-    Status answered =
-        layer.AttendPrompt(a, stream, state.visible.data(), state.n_threads, state.workspace, &sparse);
+    Status answered = layer.AttendPrompt(a, stream, state.visible.data(), state.n_threads, state.workspace, &sparse);
     if (answered.ok()) path = sparse ? kSparse : kExact;
     return answered;
   });

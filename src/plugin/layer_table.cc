@@ -171,6 +171,19 @@ Verify CachedLayer::ChooseVerify(const std::uint64_t* visible, std::size_t words
   return jump ? Verify::kFull : Verify::kSample;
 }
 
+Verify CachedLayer::BeginStep(const std::uint64_t* visible, std::size_t words) {
+  if (stale_.exchange(false, std::memory_order_acq_rel)) layer_->DropPlans();
+  Verify verify = Verify::kNone;
+  const bool checks = CurrentChecks();
+  if (checks) {
+    verify = ChooseVerify(visible, words);
+    // Steps without checks may have missed anything.
+    if (unchecked_) verify = Verify::kFull;
+  }
+  unchecked_ = !checks;
+  return verify;
+}
+
 void CachedLayer::CountBuilding(const LayerStats& before, const LayerStats& after) {
   Counters& counters = GlobalCounters();
   Count(counters.plan_build_ns, after.build_ns - before.build_ns);
@@ -187,14 +200,7 @@ void CachedLayer::CountBuilding(const LayerStats& before, const LayerStats& afte
 Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets& sets, const LogitParams& params,
                          const std::uint64_t* visible, int n_threads, Workspace& workspace, const OutView& out,
                          Outcome* outcome) {
-  if (stale_.exchange(false, std::memory_order_acq_rel)) layer_->DropPlans();
-  Verify verify = Verify::kNone;
-  if (CurrentChecks()) {
-    verify = ChooseVerify(visible, Words(kv.n_kv));
-    // Steps without checks may have missed anything.
-    if (unchecked_) verify = Verify::kFull;
-  }
-  unchecked_ = !CurrentChecks();
+  const Verify verify = BeginStep(visible, Words(kv.n_kv));
   const LayerStats before = layer_->stats();
   const Status status = layer_->Attend(q, kv, sets, params, verify, n_threads, workspace, out);
   const LayerStats after = layer_->stats();
@@ -218,7 +224,7 @@ Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets
       SetCalibrated(true);
     } else {
       // The window stays open, and the next step tries again.
-      Count(counters.failures, 1);
+      Count(GlobalCounters().failures, 1);
       LogOnce({finished.message(), "; answering exactly"});
     }
   }
@@ -234,9 +240,8 @@ Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uin
 
 Status CachedLayer::AttendPrompt(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
                                  Workspace& workspace, bool* sparse) {
-  if (stale_.exchange(false, std::memory_order_acq_rel)) layer_->DropPlans();
   const std::size_t words = Words(node.n_kv);
-  const Verify verify = ChooseVerify(visible + static_cast<std::size_t>(node.n_q - 1) * words, words);
+  const Verify verify = BeginStep(visible + static_cast<std::size_t>(node.n_q - 1) * words, words);
   const LayerStats before = layer_->stats();
   // What the KV heads did so far, together.
   const auto sum = [this](auto field) {

@@ -99,6 +99,8 @@ class CachedLayer {
   void CountBuilding(const LayerStats& before, const LayerStats& after);
   void LogReads();
   void LogAudit(const LayerStats& before, const LayerStats& after);
+  // Drops outdated plans, and says what is to be checked. `visible` is of the last query row.
+  Verify BeginStep(const std::uint64_t* visible, std::size_t words);
   Verify ChooseVerify(const std::uint64_t* visible, std::size_t words);
   void SetCalibrated(bool calibrated);
 
