@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/parallel.h"
 #include "plugin/layer_table.h"
 #include "plugin/stats.h"
 
@@ -18,6 +19,7 @@ namespace {
 constexpr std::int64_t kParallelValues = 1 << 15;
 // Cells that are noted and written together: a list of them that fits on the stack, for a write must not fail.
 constexpr std::int64_t kCellsAtATime = 512;
+constexpr std::int64_t kRowsPerTask = 16;
 
 }  // namespace
 
@@ -45,13 +47,16 @@ ggml_status ComputeCacheWrite(const ggml_tensor* node, int n_threads) {
     LayerTable::Get().NoteWrites(Root(node), std::span(rows).first(static_cast<std::size_t>(count)));
 
     const int team = count * source->ne[0] < kParallelValues ? 1 : n_threads;
-#pragma omp parallel for num_threads(team) if (team > 1)
-    for (std::int64_t i = 0; i < count; ++i) {
-      encode(reinterpret_cast<const float*>(static_cast<const char*>(source->data) +
-                                            static_cast<std::size_t>(first + i) * source->nb[1]),
-             static_cast<char*>(node->data) + static_cast<std::size_t>(rows[static_cast<std::size_t>(i)]) * node->nb[1],
-             source->ne[0]);
-    }
+    ParallelFor(team, (count + kRowsPerTask - 1) / kRowsPerTask, [&](std::int64_t task, int /*thread*/) {
+      const std::int64_t end = std::min(count, (task + 1) * kRowsPerTask);
+      for (std::int64_t i = task * kRowsPerTask; i < end; ++i) {
+        encode(reinterpret_cast<const float*>(static_cast<const char*>(source->data) +
+                                              static_cast<std::size_t>(first + i) * source->nb[1]),
+               static_cast<char*>(node->data) +
+                   static_cast<std::size_t>(rows[static_cast<std::size_t>(i)]) * node->nb[1],
+               source->ne[0]);
+      }
+    });
   }
   const auto elapsed = std::chrono::steady_clock::now() - start;
   Count(GlobalCounters().set_rows_ns,
