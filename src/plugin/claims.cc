@@ -35,12 +35,13 @@ bool ClaimsAttention(const ggml_tensor* node) {
   return CacheInUse(*a);
 }
 
-// A write into the cache: result is a view of the cache tensor, [row values, cells of all streams].
+// A write into the cache: result is a view of the cache tensor, [row values, cells of all streams]. Not of f32, for
+// llama.cpp casts such a cache to f16 before attention, which then is no attention over a cache.
 bool CanWrite(const ggml_tensor* node) {
   const ggml_tensor* rows = node->src[0];
   const ggml_tensor* cells = node->src[1];
   return rows->type == GGML_TYPE_F32 && rows->nb[0] == sizeof(float) && ToDType(node->type).has_value() &&
-         node->ne[2] == 1 && node->ne[3] == 1 && rows->ne[2] == 1 && rows->ne[3] == 1 &&
+         node->type != GGML_TYPE_F32 && node->ne[2] == 1 && node->ne[3] == 1 && rows->ne[2] == 1 && rows->ne[3] == 1 &&
          (cells->type == GGML_TYPE_I64 || cells->type == GGML_TYPE_I32) && node->data == Root(node)->data &&
          node->ne[0] == Root(node)->ne[0] && (node->type != GGML_TYPE_Q8_0 || node->ne[0] % kQ8BlockSize == 0) &&
          CpuRowEncoder(node->type) != nullptr;
