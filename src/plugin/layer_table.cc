@@ -188,7 +188,9 @@ void CachedLayer::CountBuilding(const LayerStats& before, const LayerStats& afte
   Counters& counters = GlobalCounters();
   Count(counters.plan_build_ns, after.build_ns - before.build_ns);
   Count(counters.rebuild_count, after.rebuild_count - before.rebuild_count);
-  Count(counters.dropped_blocks, after.dropped_blocks - before.dropped_blocks);
+  // Writes and position shifts dropped some before this step.
+  Count(counters.dropped_blocks, after.dropped_blocks - dropped_blocks_);
+  dropped_blocks_ = after.dropped_blocks;
   Count(counters.failures, after.build_failures - before.build_failures);
   Count(counters.failures, after.step_failures - before.step_failures);
   if (after.build_failures != before.build_failures) {

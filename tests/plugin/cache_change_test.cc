@@ -143,9 +143,11 @@ TEST_F(CacheChange, WritesThroughTheGraphAreSeen) {
 // One cell of 1,500 is too little for the comparison of some rows at each step: the write itself must be noticed.
 TEST_F(CacheChange, OneOverwrittenCellIsSeen) {
   EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  const std::uint64_t dropped = Plugin::Get().Stats().dropped_blocks;
   Write({kIgnored}, {0.0f, 5.0f}, +1);
   Draw(kIgnored, 5.0f, 40.0f);
   EXPECT_NEAR(Attend(), 5.0f, 0.02f);
+  EXPECT_EQ(Plugin::Get().Stats().dropped_blocks - dropped, 1u);
 }
 
 TEST_F(CacheChange, OneChangedCellIsSeenWhenCellsVanish) {
