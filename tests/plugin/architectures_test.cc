@@ -3,6 +3,7 @@
 // Kinds of attention that model families use, on small models with random weights: whatever the plugin takes of them or
 // leaves to ggml, logits are those without it.
 #include <gguf.h>
+#include <unistd.h>
 
 #include <functional>
 #include <random>
@@ -91,16 +92,6 @@ std::vector<llama_token> RandomTokens(unsigned seed, int n) {
   return tokens;
 }
 
-double Difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double squares = 0;
-  double norm = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    squares += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
-    norm += static_cast<double>(b[i]) * b[i];
-  }
-  return std::sqrt(squares / norm);
-}
-
 struct Outcome {
   std::uint64_t calls = 0, exact = 0, sparse = 0;
   double worst = 0;
@@ -118,7 +109,7 @@ class Architectures : public testing::Test {
   // ggml sums values of bf16 in f32.
   static Outcome Compare(const Metadata& metadata, int kv_heads = kHeads, ggml_type v_type = GGML_TYPE_BF16) {
     const LoadedPlugin& plugin = LoadedPlugin::Get();
-    const std::string taus = testing::TempDir() + "/scsa_architectures_taus.json";
+    const std::string taus = testing::TempDir() + "/scsa_architectures_taus_" + std::to_string(getpid()) + ".json";
     {
       std::ofstream file(taus);
       for (int i = 0; i < 2 * kv_heads; ++i) {
@@ -160,7 +151,7 @@ class Architectures : public testing::Test {
     EXPECT_EQ(end.failures, start.failures);
     for (int m = 1; m < 3; ++m) {
       for (std::size_t i = 0; i < logits[0].size(); ++i) {
-        const double difference = Difference(logits[m][i], logits[0][i]);
+        const double difference = RelativeDifference(logits[m][i], logits[0][i]);
         EXPECT_LE(difference, kTolerance) << modes[m] << ", output " << i;
         outcome.worst = std::max(outcome.worst, difference);
       }

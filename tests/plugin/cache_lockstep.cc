@@ -63,16 +63,6 @@ llama_token TokenOf(int text, int i, int n_vocab) {
   return static_cast<llama_token>((x >> 16) % static_cast<std::uint32_t>(n_vocab));
 }
 
-double RelativeDifference(const std::vector<float>& a, const std::vector<float>& b) {
-  double squares = 0;
-  double norm = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    squares += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
-    norm += static_cast<double>(b[i]) * b[i];
-  }
-  return std::sqrt(squares / norm);
-}
-
 std::string Differs(const char* name, const std::vector<float>& a, const std::vector<float>& b, const char* from,
                     double* worst) {
   const double difference = RelativeDifference(a, b);

@@ -2,10 +2,11 @@
 //
 // SmolLM2 through libllama: the exact mode agrees with ggml, and whatever happens to the cache, the sparse mode answers
 // what a fresh context in exact mode answers after the same steps.
-#include "llama_fixture.h"
-
 #include <algorithm>
 #include <functional>
+
+#include "llama_fixture.h"
+#include "true_errors.h"
 
 namespace scsa::plugin_test {
 namespace {
@@ -367,49 +368,6 @@ TEST_F(LlamaContext, ThresholdsOfOneContextServeAnotherFromTheCrossoverOn) {
   });
   LoadedPlugin::Get().Set("taus", "");
 }
-
-// Errors of every sparse output, in double precision from the cached f16 rows.
-struct TrueErrors {
-  std::vector<double> errors;
-
-  static void Observe(void* user, const scsa_attention_call* call) {
-    constexpr int kSparse = 1;
-    if (call->path != kSparse) return;
-    auto& all = static_cast<TrueErrors*>(user)->errors;
-    for (int h = 0; h < call->q_heads; ++h) all.push_back(ErrorOf(*call, h));
-  }
-  static double ErrorOf(const scsa_attention_call& call, int head) {
-    const int dim = call.head_dim;
-    const int kv_head = head / (call.q_heads / call.kv_heads);
-    const float* q = call.q + head * call.q_head_stride;
-    const auto row_of = [&](const void* base, std::int64_t row, std::int64_t row_stride, std::int64_t head_stride) {
-      const char* at = static_cast<const char*>(base) + row * row_stride + kv_head * head_stride;
-      return reinterpret_cast<const ggml_fp16_t*>(at);
-    };
-    std::vector<double> out(static_cast<std::size_t>(dim), 0.0);
-    std::vector<float> values(static_cast<std::size_t>(dim));
-    double mass = 0;
-    for (std::int64_t r = 0; r < call.n_kv; ++r) {
-      if ((call.visible[r / 64] >> (r % 64) & 1) == 0) continue;
-      ggml_fp16_to_fp32_row(row_of(call.k, r, call.k_row_stride, call.k_head_stride), values.data(), dim);
-      double logit = 0;
-      for (int d = 0; d < dim; ++d) logit += static_cast<double>(q[d]) * values[d];
-      // The logits of this model are far from overflow.
-      const double weight = std::exp(logit * call.scale);
-      mass += weight;
-      ggml_fp16_to_fp32_row(row_of(call.v, r, call.v_row_stride, call.v_head_stride), values.data(), dim);
-      for (int d = 0; d < dim; ++d) out[d] += weight * values[d];
-    }
-    double difference = 0;
-    double norm = 0;
-    for (int d = 0; d < dim; ++d) {
-      const double delta = call.out[head * call.out_head_stride + d] - out[d] / mass;
-      difference += delta * delta;
-      norm += out[d] / mass * (out[d] / mass);
-    }
-    return std::sqrt(difference / norm);
-  }
-};
 
 TEST_F(LlamaContext, TheAuditFollowsProseThatTurnsIntoCode) {
   const LoadedPlugin& plugin = LoadedPlugin::Get();

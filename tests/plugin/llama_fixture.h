@@ -176,6 +176,17 @@ inline std::vector<float> Decode(llama_context* context, const std::vector<llama
   return std::vector<float>(logits, logits + n_vocab);
 }
 
+// How far a is from b, relative to the length of b.
+inline double RelativeDifference(const std::vector<float>& a, const std::vector<float>& b) {
+  double squares = 0;
+  double norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    squares += (static_cast<double>(a[i]) - b[i]) * (static_cast<double>(a[i]) - b[i]);
+    norm += static_cast<double>(b[i]) * b[i];
+  }
+  return std::sqrt(squares / norm);
+}
+
 // KL(softmax(a) || softmax(b)) in nats.
 inline double KlDivergence(const std::vector<float>& a, const std::vector<float>& b) {
   const auto log_sum = [](const std::vector<float>& x) {
