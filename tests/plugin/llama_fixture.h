@@ -118,6 +118,8 @@ struct ContextOptions {
   int n_seq = 1;
   bool unified = true;
   int threads = kThreads;
+  ggml_backend_sched_eval_callback on_node = nullptr;  // with its user data
+  void* on_node_user = nullptr;
 };
 
 inline LlamaContextPtr MakeLlama(llama_model* model, const ContextOptions& o) {
@@ -131,6 +133,8 @@ inline LlamaContextPtr MakeLlama(llama_model* model, const ContextOptions& o) {
   p.type_k = o.k_type;
   p.type_v = o.v_type;
   p.flash_attn_type = o.flash_attn;
+  p.cb_eval = o.on_node;
+  p.cb_eval_user_data = o.on_node_user;
   p.no_perf = true;
   LlamaContextPtr context(llama_init_from_model(model, p));
   if (!context) throw std::runtime_error("cannot create a context");
