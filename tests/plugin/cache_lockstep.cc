@@ -13,6 +13,7 @@ namespace scsa::plugin_test {
 namespace {
 
 constexpr int kLayers = 2;
+constexpr int kHeads = 4;
 constexpr int kKvHeads = 2;
 constexpr int kCells = 2048;           // of all sequences together, or
 constexpr int kCellsPerStream = 1024;  // of each
@@ -31,6 +32,10 @@ constexpr int kMaxBatch = 512;
 // of two layers is 2.3e-3 in the worst kind of step; a step of bf16, 2^-7, is 3.4 times that. A wrong or missing cell
 // with a tenth of the mass in one head of four moves the output by at least 1 / 40.
 constexpr double kTolerance = 0x1p-7;
+// Preset seed reads q8_0 copies: entries are off by up to half of 1 / 127 of the largest of 32, which is 2.1 standard
+// deviations. That is 4.8e-3 of values, 2.3 times as much of logits, and with the roundings to bf16 that follow from it
+// 1.5e-2 in the worst kind of step. An outdated cluster has 128 rows of other texts.
+constexpr double kPackedTolerance = 0x1p-5;
 
 ContextOptions OptionsOf(bool unified) {
   ContextOptions o;
@@ -45,12 +50,13 @@ ContextOptions OptionsOf(bool unified) {
   return o;
 }
 
-// A file with the same threshold for all heads.
-std::string TausFile(const char* name, const char* tau) {
+// A file with the same threshold for all heads: query heads of preset seed, KV heads of preset fast.
+std::string TausFile(const char* name, Preset preset, const char* tau) {
   const std::string path = testing::TempDir() + "/scsa_cache_fuzz_" + std::to_string(getpid()) + name + ".json";
+  const int heads = preset == Preset::kSeed ? kHeads : kKvHeads;
   std::ofstream file(path);
   for (int l = 0; l < kLayers; ++l) {
-    for (int h = 0; h < kKvHeads; ++h) file << (l + h == 0 ? "{" : ", ") << '"' << l << ':' << h << "\": " << tau;
+    for (int h = 0; h < heads; ++h) file << (l + h == 0 ? "{" : ", ") << '"' << l << ':' << h << "\": " << tau;
   }
   file << "}\n";
   return path;
@@ -61,21 +67,6 @@ int Modulo(int x, int n) { return (x % n + n) % n; }
 llama_token TokenOf(int text, int i, int n_vocab) {
   const auto x = (static_cast<std::uint32_t>(text) * 7919u + static_cast<std::uint32_t>(i)) * 2654435761u;
   return static_cast<llama_token>((x >> 16) % static_cast<std::uint32_t>(n_vocab));
-}
-
-std::string Differs(const char* name, const std::vector<float>& a, const std::vector<float>& b, const char* from,
-                    double* worst) {
-  const double difference = RelativeDifference(a, b);
-  if (difference <= kTolerance) {
-    *worst = std::max(*worst, difference);
-    return {};
-  }
-  return std::string("logits of the context \"")
-      .append(name)
-      .append("\" differ from those of \"")
-      .append(from)
-      .append("\" by ")
-      .append(std::to_string(difference));
 }
 
 // A batch of single tokens; status of llama_decode.
@@ -102,7 +93,7 @@ void WriteFuzzModel(const std::string& path) {
   size.layers = kLayers;
   size.embd = 64;
   size.ff = 64;
-  size.heads = 4;
+  size.heads = kHeads;
   size.kv_heads = kKvHeads;
   size.head_dim = 32;
   size.token_sigma = 0.1f;
@@ -110,19 +101,19 @@ void WriteFuzzModel(const std::string& path) {
   WriteQwen3(path, size);
 }
 
-CacheLockstep::CacheLockstep(llama_model* model, bool unified)
-    : model_(model), unified_(unified), n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(model))) {
+CacheLockstep::CacheLockstep(llama_model* model, bool unified, Preset preset)
+    : model_(model), unified_(unified), preset_(preset), n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(model))) {
   const LoadedPlugin& plugin = LoadedPlugin::Get();
-  plugin.Set("preset", "fast");
+  plugin.Set("preset", PresetName(preset));
   plugin.Set("crossover", "0");
   const char* const names[kSubjects] = {"without the plugin", "exact", "all clusters opened", "all clusters closed"};
   const char* const modes[kSubjects] = {"off", "exact", "auto", "auto"};
-  for (int i = 0; i < kSubjects; ++i) {
+  for (int i = 0; i < Count(); ++i) {
     Subject& subject = subjects_[i];
     subject.name = names[i];
     subject.mode = modes[i];
-    if (i == kOpened) subject.taus = TausFile("_opened", "0");
-    if (i == kClosed) subject.taus = TausFile("_closed", "1");
+    if (i == kOpened) subject.taus = TausFile("_opened", preset, "0");
+    if (i == kClosed) subject.taus = TausFile("_closed", preset, "1");
     Use(subject);
     subject.context = MakeLlama(model, OptionsOf(unified));
   }
@@ -135,6 +126,7 @@ CacheLockstep::~CacheLockstep() {
   const LoadedPlugin& plugin = LoadedPlugin::Get();
   plugin.SetObserver(nullptr, nullptr);
   plugin.Set("mode", "auto");
+  plugin.Set("preset", "fast");
   plugin.Set("taus", "");
   plugin.Set("crossover", "4096");
   for (const Subject& subject : subjects_) {
@@ -151,6 +143,21 @@ void CacheLockstep::Observe(void* user, const scsa_attention_call* call) {
   self.rows_read_ = rows_read;
 }
 
+std::string CacheLockstep::Differs(int subject, const std::vector<float>& logits, const std::vector<float>& reference,
+                                   const char* from, double* worst) const {
+  const double difference = RelativeDifference(logits, reference);
+  if (difference <= (subject == kOpened && preset_ == Preset::kSeed ? kPackedTolerance : kTolerance)) {
+    *worst = std::max(*worst, difference);
+    return {};
+  }
+  return std::string("logits of the context \"")
+      .append(subjects_[subject].name)
+      .append("\" differ from those of \"")
+      .append(from)
+      .append("\" by ")
+      .append(std::to_string(difference));
+}
+
 void CacheLockstep::Use(const Subject& subject) const {
   const LoadedPlugin& plugin = LoadedPlugin::Get();
   plugin.Set("mode", off_ > 0 ? "off" : subject.mode);
@@ -159,12 +166,12 @@ void CacheLockstep::Use(const Subject& subject) const {
 
 template <typename F>
 void CacheLockstep::ForAll(const F& f) {
-  for (Subject& subject : subjects_) f(subject.context.get(), subject);
+  for (Subject& subject : Subjects()) f(subject.context.get(), subject);
 }
 
 std::string CacheLockstep::DecodeAll(const std::vector<Token>& tokens, bool* decoded) {
   int statuses[kSubjects];
-  for (int i = 0; i < kSubjects; ++i) {
+  for (int i = 0; i < Count(); ++i) {
     active_ = i;
     Use(subjects_[i]);
     llama_context* context = subjects_[i].context.get();
@@ -178,7 +185,7 @@ std::string CacheLockstep::DecodeAll(const std::vector<Token>& tokens, bool* dec
     }
   }
   pending_ = false;
-  for (int i = 0; i < kSubjects; ++i) {
+  for (int i = 0; i < Count(); ++i) {
     // 1: no room for the batch.
     if (statuses[i] == statuses[0] && (statuses[i] == 0 || statuses[i] == 1)) continue;
     return std::string("decoding ended with ")
@@ -194,7 +201,7 @@ std::string CacheLockstep::DecodeAll(const std::vector<Token>& tokens, bool* dec
   for (std::size_t t = 0; t < logits_[kWithout].size(); ++t) {
     const std::vector<float>& reference = logits_[kWithout][t];
     for (const auto& [i, worst] : {std::pair{kExact, &errors_.exact}, std::pair{kOpened, &errors_.opened}}) {
-      const std::string error = Differs(subjects_[i].name, logits_[i][t], reference, subjects_[kWithout].name, worst);
+      const std::string error = Differs(i, logits_[i][t], reference, subjects_[kWithout].name, worst);
       if (!error.empty()) return error;
     }
   }
@@ -236,7 +243,7 @@ std::string CacheLockstep::Fresh(int seq, int text) {
   const LlamaContextPtr context = MakeLlama(model_, options);
   const std::vector<float> fresh = Decode(context.get(), tokens, 0);
   for (int i : {kWithout, kExact, kOpened}) {
-    error = Differs(subjects_[i].name, logits_[i][0], fresh, "a fresh one", &errors_.fresh);
+    error = Differs(i, logits_[i][0], fresh, "a fresh one", &errors_.fresh);
     if (!error.empty()) return error;
   }
   ++fresh_comparisons_;
@@ -308,7 +315,7 @@ std::string CacheLockstep::Load(int seq, int slot) {
   if (subjects_[kWithout].slots[static_cast<std::size_t>(slot)].empty()) return {};
   oracle_.NoteHiddenWrites();
   std::size_t read[kSubjects];
-  for (int i = 0; i < kSubjects; ++i) {
+  for (int i = 0; i < Count(); ++i) {
     const Subject& subject = subjects_[i];
     const std::vector<std::uint8_t>& state = subject.slots[static_cast<std::size_t>(slot)];
     read[i] = llama_state_seq_set_data(subject.context.get(), state.data(), state.size(), seq);
@@ -336,7 +343,7 @@ void CacheLockstep::SaveAll() {
 std::string CacheLockstep::LoadAll() {
   if (subjects_[kWithout].whole.empty()) return {};
   oracle_.NoteHiddenWrites();
-  for (Subject& subject : subjects_) {
+  for (Subject& subject : Subjects()) {
     if (llama_state_set_data(subject.context.get(), subject.whole.data(), subject.whole.size()) == 0) {
       return std::string("the state was not read in the context ") + subject.name;
     }
@@ -353,7 +360,7 @@ std::string CacheLockstep::CheckPositions() {
   for (int seq = 0; seq < kSequences; ++seq) {
     const llama_pos first = First(seq);
     const llama_pos last = Last(seq);
-    for (int i = 1; i < kSubjects; ++i) {
+    for (int i = 1; i < Count(); ++i) {
       if (llama_memory_seq_pos_min(Memory(i), seq) == first && llama_memory_seq_pos_max(Memory(i), seq) == last)
         continue;
       return std::string("sequence ")

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,14 +18,16 @@ namespace scsa::plugin_test {
 // Largest difference of logits found, relative to their length.
 struct LogitErrors {
   double exact = 0;   // mode exact against the context without the plugin
-  double opened = 0;  // preset fast with all clusters opened, likewise
+  double opened = 0;  // sparse with all clusters opened, likewise
   double fresh = 0;   // any of these three against a context that decoded nothing else
 };
 
 class CacheLockstep {
  public:
-  // model: of file WriteFuzzModel. unified: all sequences share one stream of cells.
-  CacheLockstep(llama_model* model, bool unified);
+  // model: of file WriteFuzzModel. unified: all sequences share one stream of cells. Preset fast is judged with all
+  // clusters opened, where it reads the cache itself, and with all closed. Preset seed is judged opened: it reads
+  // copies of its own, so that an outdated plan shows.
+  CacheLockstep(llama_model* model, bool unified, Preset preset);
   ~CacheLockstep();
   CacheLockstep(const CacheLockstep&) = delete;
   CacheLockstep& operator=(const CacheLockstep&) = delete;
@@ -37,7 +40,7 @@ class CacheLockstep {
   int fresh_comparisons() const { return fresh_comparisons_; }
 
  private:
-  enum SubjectIndex { kWithout, kExact, kOpened, kClosed, kSubjects };
+  enum SubjectIndex { kWithout, kExact, kOpened, kClosed, kSubjects };  // kClosed: preset fast alone
   struct Subject {
     const char* name = "";
     const char* mode = "";
@@ -64,6 +67,10 @@ class CacheLockstep {
   llama_memory_t Memory(int subject) const { return llama_get_memory(subjects_[subject].context.get()); }
   llama_pos First(int seq) const { return llama_memory_seq_pos_min(Memory(kWithout), seq); }
   llama_pos Last(int seq) const { return llama_memory_seq_pos_max(Memory(kWithout), seq); }
+  int Count() const { return preset_ == Preset::kFast ? kSubjects : kClosed; }
+  std::span<Subject> Subjects() { return std::span(subjects_).first(static_cast<std::size_t>(Count())); }
+  std::string Differs(int subject, const std::vector<float>& logits, const std::vector<float>& reference,
+                      const char* from, double* worst) const;
   void Use(const Subject& subject) const;
   template <typename F>
   void ForAll(const F& f);
@@ -83,6 +90,7 @@ class CacheLockstep {
 
   llama_model* model_;
   const bool unified_;
+  const Preset preset_;
   const int n_vocab_;
   std::array<Subject, kSubjects> subjects_;
   Sequences sequences_;
