@@ -6,11 +6,12 @@ usage: server_test.py CASE PLUGIN BIN_DIR SERVER_MODEL
 SERVER_MODEL is the program that writes the model. Cases:
   exact   mode exact, a bf16 V cache (ggml sums its values in f32): the answers of the server without the plugin
   sparse  the sparse operator with every cluster opened, likewise
+  copies  the same with preset seed, which reads copies of its own: an outdated plan shows
   fresh   the default f16 cache, exact and sparse: the answers of a server that decodes each prompt from its beginning
   memory  SCSA_SERVER_TEST_REQUESTS short requests (500) that calibrate, cluster and audit: resident memory stays flat
 
 Prompts are token numbers. SCSA_SERVER_TEST_MODEL names another model in place of the written one, with
-SCSA_SERVER_TEST_KV_HEADS KV heads per layer.
+SCSA_SERVER_TEST_HEADS query and SCSA_SERVER_TEST_KV_HEADS KV heads per layer.
 """
 import contextlib
 import http.client
@@ -29,7 +30,8 @@ import time
 FIRST_WORD, WORDS = 259, 253
 SLOTS = 4
 # The written model's logits have a standard deviation of about 0.8. What may separate two right answers is below 2^-7
-# of that (cache_lockstep.cc), with f16 sums a few times as much; a wrong cell moves logits by tens of that.
+# of that (cache_lockstep.cc), with f16 sums or q8_0 copies a few times as much; a wrong cell moves logits by tens of
+# that.
 TIE = 0.05
 
 
@@ -260,13 +262,15 @@ def conversation(server):
     return requests
 
 
-def opened(work):
-    """Thresholds of 0: every cluster is opened. Layers that the model does not have do no harm, heads do."""
-    heads = int(os.environ.get("SCSA_SERVER_TEST_KV_HEADS") or 2)
-    path = os.path.join(work, "taus.json")
+def opened(work, preset="fast"):
+    """Thresholds of 0: every cluster is opened. Layers that the model does not have do no harm, heads do: preset fast has
+    a threshold per KV head, preset seed per query head."""
+    name, written = ("KV_HEADS", 2) if preset == "fast" else ("HEADS", 4)
+    heads = int(os.environ.get("SCSA_SERVER_TEST_" + name) or written)
+    path = os.path.join(work, preset + ".json")
     with open(path, "w", encoding="ascii") as file:
         json.dump({f"{layer}:{head}": 0 for layer in range(256) for head in range(heads)}, file)
-    return {"SCSA_CROSSOVER": "0", "SCSA_TAUS": path}
+    return {"SCSA_PRESET": preset, "SCSA_CROSSOVER": "0", "SCSA_TAUS": path}
 
 
 OWN_STREAMS = ["-c", str(2048 * SLOTS), "--no-kv-unified", "--context-shift"]
@@ -291,6 +295,10 @@ def case_exact(test):
 
 def case_sparse(test):
     against_no_plugin(test, opened(test.work), ["sparse"])
+
+
+def case_copies(test):
+    against_no_plugin(test, opened(test.work, "seed"), ["sparse"])
 
 
 def case_fresh(test):
@@ -335,7 +343,8 @@ def main():
             subprocess.run([writer, model], check=True)
         test = Test(plugin, bin_dir, work, model)
         try:
-            {"exact": case_exact, "sparse": case_sparse, "fresh": case_fresh, "memory": case_memory}[case](test)
+            {"exact": case_exact, "sparse": case_sparse, "copies": case_copies, "fresh": case_fresh,
+             "memory": case_memory}[case](test)
             if test.ties > 2 + test.compared // 100:
                 raise Failure(f"{test.ties} ties among {test.compared} tokens")
         except Failure as failure:
