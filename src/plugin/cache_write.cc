@@ -50,11 +50,11 @@ ggml_status ComputeCacheWrite(const ggml_tensor* node, int n_threads) {
     ParallelFor(team, (count + kRowsPerTask - 1) / kRowsPerTask, [&](std::int64_t task, int /*thread*/) {
       const std::int64_t end = std::min(count, (task + 1) * kRowsPerTask);
       for (std::int64_t i = task * kRowsPerTask; i < end; ++i) {
-        encode(reinterpret_cast<const float*>(static_cast<const char*>(source->data) +
-                                              static_cast<std::size_t>(first + i) * source->nb[1]),
-               static_cast<char*>(node->data) +
-                   static_cast<std::size_t>(rows[static_cast<std::size_t>(i)]) * node->nb[1],
-               source->ne[0]);
+        encode(
+            reinterpret_cast<const float*>(static_cast<const char*>(source->data) +
+                                           static_cast<std::size_t>(first + i) * source->nb[1]),
+            static_cast<char*>(node->data) + static_cast<std::size_t>(rows[static_cast<std::size_t>(i)]) * node->nb[1],
+            source->ne[0]);
       }
     });
   }

@@ -114,7 +114,7 @@ class CachedLayer {
   bool sparse_prompts_ = false;
   std::uint64_t calibrated_at_ = 0;  // visible rows when the last window was opened
   std::optional<float> tolerance_;
-  std::uint64_t dropped_blocks_ = 0;  // counted so far
+  std::uint64_t dropped_blocks_ = 0;    // counted so far
   std::vector<HeadReads> logged_;       // what the operator had read, per KV head, when it was last logged
   std::vector<std::uint64_t> seen_;     // the bitmap of the last step
   std::vector<std::uint64_t> written_;  // cells written since then
