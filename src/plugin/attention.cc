@@ -46,26 +46,9 @@ class Timer {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// Runs one node on ggml's CPU backend, as if the plugin had not taken it.
+// Leaves a node to ggml, as if the plugin had not taken it.
 ggml_status ComputeOnCpu(BackendState& state, ggml_tensor* node) {
-  const GgmlApi& ggml = Ggml();
-  ggml_backend_dev_t device = ggml.dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-  if (state.cpu == nullptr && device != nullptr) state.cpu = ggml.dev_init(device, nullptr);
-  const std::size_t bytes = ggml.graph_overhead_custom(1, false);
-  ggml_context* context = state.cpu == nullptr ? nullptr : ggml.init({bytes, nullptr, true});
-  if (context == nullptr) {
-    LogOnce({"an attention node could not be handed back to ggml"});
-    return GGML_STATUS_FAILED;
-  }
-  if (const auto set_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
-          ggml.reg_get_proc_address(device->reg, "ggml_backend_set_n_threads"))) {
-    set_threads(state.cpu, state.n_threads);
-  }
-  ggml_cgraph* graph = ggml.new_graph_custom(context, 1, false);
-  ggml.graph_add_node(graph, node);
-  const ggml_status status = ggml.graph_compute(state.cpu, graph);
-  ggml.free(context);
-  return status;
+  return state.cpu.Compute({&node, 1}, state.n_threads);
 }
 
 // Mask rows per task: decoding reads its mask on the calling thread.
@@ -287,10 +270,6 @@ ggml_status Compute(BackendState& state, ggml_tensor* node) {
 }
 
 }  // namespace
-
-BackendState::~BackendState() {
-  if (cpu != nullptr) Ggml().backend_free(cpu);
-}
 
 ggml_status ComputeAttention(BackendState& state, ggml_tensor* node) {
   const Timer timer(GlobalCounters().attn_ns);

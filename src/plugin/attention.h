@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "plugin/cpu_backend.h"
 #include "plugin/ggml_compat.h"
 #include "scsa/exact.h"
 #include "scsa/plugin.h"
@@ -12,15 +13,11 @@ namespace scsa::plugin {
 
 // What one backend instance (one llama.cpp context) keeps between nodes. Used by one thread at a time.
 struct BackendState {
-  BackendState() = default;
-  BackendState(const BackendState&) = delete;
-  BackendState& operator=(const BackendState&) = delete;
-  ~BackendState();
-
   int n_threads = GGML_DEFAULT_N_THREADS;
   Workspace workspace;
   std::vector<std::uint64_t> visible;
-  ggml_backend_t cpu = nullptr;  // made when a node must be left to ggml after all
+  CpuBackend cpu;                   // for nodes that must be left to ggml after all
+  std::vector<ggml_tensor*> nodes;  // of a whole graph: those that wait for it
 };
 
 // Computes a claimed FLASH_ATTN_EXT node.

@@ -17,6 +17,7 @@
 #include "plugin/audit_log.h"
 #include "plugin/cache_write.h"
 #include "plugin/claims.h"
+#include "plugin/cpu_device.h"
 #include "plugin/layer_table.h"
 #include "plugin/options.h"
 #include "plugin/reads_log.h"
@@ -44,26 +45,28 @@ ggml_status ComputeGraph(BackendState& state, ggml_cgraph* graph) {
   for (int i = 0; i < n; ++i) {
     ggml_tensor* node = Ggml().graph_node(graph, i);
     if (IsViewOp(node->op) || !MustCompute(node)) continue;
-    ggml_status status = GGML_STATUS_FAILED;
-    if (node->op == GGML_OP_FLASH_ATTN_EXT) {
-      status = ComputeAttention(state, node);
-    } else if (node->op == GGML_OP_SET_ROWS) {
-      status = ComputeCacheWrite(node, state.n_threads);
-    } else {
-      LogOnce({"ggml asked for an operation that the plugin never offered"});
-    }
+    const ggml_status status = ComputeNode(state, node);
     if (status != GGML_STATUS_SUCCESS) return status;
   }
   return GGML_STATUS_SUCCESS;
 }
 
-ggml_status BackendGraphCompute(ggml_backend_t backend, ggml_cgraph* graph) {
+// Out of memory no exception may pass through ggml.
+ggml_status Guarded(ggml_status (*compute)(BackendState&, ggml_cgraph*), ggml_backend_t backend, ggml_cgraph* graph) {
   try {
-    return ComputeGraph(StateOf(backend), graph);
+    return compute(StateOf(backend), graph);
   } catch (const std::bad_alloc&) {
-    LogOnce({"out of memory in an attention node"});
+    LogOnce({"out of memory when a graph was computed"});
     return GGML_STATUS_ALLOC_FAILED;
   }
+}
+
+ggml_status BackendGraphCompute(ggml_backend_t backend, ggml_cgraph* graph) {
+  return Guarded(ComputeGraph, backend, graph);
+}
+
+ggml_status WholeGraphCompute(ggml_backend_t backend, ggml_cgraph* graph) {
+  return Guarded(ComputeWholeGraph, backend, graph);
 }
 
 void BackendSetThreads(ggml_backend_t backend, int n_threads) { StateOf(backend).n_threads = n_threads; }
@@ -97,8 +100,8 @@ enum ggml_backend_dev_type DeviceGetType(ggml_backend_dev_t) { return GGML_BACKE
 void DeviceGetProps(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
   props->name = DeviceGetName(device);
   props->description = DeviceGetDescription(device);
-  props->type = DeviceGetType(device);
-  DeviceGetMemory(device, &props->memory_free, &props->memory_total);
+  props->type = device->iface.get_type(device);
+  device->iface.get_memory(device, &props->memory_free, &props->memory_total);
   props->caps = {};
   props->caps.buffer_from_host_ptr = true;
   props->caps.mmap_support = true;
@@ -108,7 +111,7 @@ ggml_backend_t DeviceInitBackend(ggml_backend_dev_t device, const char*) {
   ggml_backend_i iface{};
   iface.get_name = BackendGetName;
   iface.free = BackendFree;
-  iface.graph_compute = BackendGraphCompute;
+  iface.graph_compute = CurrentOptions().cpu_device ? WholeGraphCompute : BackendGraphCompute;
   try {
     auto state = std::make_unique<BackendState>();
     auto* backend = new ggml_backend{BackendGuid(), iface, device, state.get()};
@@ -234,6 +237,7 @@ ggml_backend_dev_t RegGetDevice(ggml_backend_reg_t reg, std::size_t) {
     iface.buffer_from_host_ptr = DeviceBufferFromHostPtr;
     iface.supports_op = DeviceSupportsOp;
     iface.supports_buft = DeviceSupportsBufferType;
+    if (CurrentOptions().cpu_device) MakeCpuDevice(&iface);
     return ggml_backend_device{iface, reg, nullptr};
   }();
   return &device;
@@ -254,6 +258,18 @@ void* RegGetProcAddress(ggml_backend_reg_t, const char* name) {
 }
 
 }  // namespace
+
+ggml_status ComputeNode(BackendState& state, ggml_tensor* node) {
+  switch (node->op) {
+    case GGML_OP_FLASH_ATTN_EXT:
+      return ComputeAttention(state, node);
+    case GGML_OP_SET_ROWS:
+      return ComputeCacheWrite(node, state.n_threads);
+    default:
+      LogOnce({"ggml asked for an operation that the plugin never offered"});
+      return GGML_STATUS_FAILED;
+  }
+}
 
 ggml_backend_reg_t BackendReg() {
   static ggml_backend_reg reg = {

@@ -10,4 +10,9 @@ inline constexpr char kBackendName[] = "SCSA";
 
 ggml_backend_reg_t BackendReg();
 
+struct BackendState;
+
+// Computes a node that ClaimsNode took.
+ggml_status ComputeNode(BackendState& state, ggml_tensor* node);
+
 }  // namespace scsa::plugin

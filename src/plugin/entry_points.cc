@@ -51,8 +51,9 @@ std::string SetUp(const void* caller) {
   std::snprintf(line, sizeof(line), "scsa %s: %s, mode %s, preset %s, tolerance %g", SCSA_VERSION,
                 ActiveTarget().c_str(), ModeName(options.mode), PresetName(options.config.preset),
                 static_cast<double>(options.tolerance));
+  const char* device = options.cpu_device ? ", a device for whole graphs" : "";
   const std::string taus = options.taus == nullptr ? "" : ", thresholds from " + options.taus->path;
-  std::fprintf(stderr, "%s%s\n", line, taus.c_str());
+  std::fprintf(stderr, "%s%s%s\n", line, device, taus.c_str());
   std::atexit(PrintSummaryAtExit);
   return {};
 }

@@ -81,12 +81,16 @@ std::string ResolveGgml(const void* caller) {
   Find(caller, "ggml_backend_dev_count", &api.dev_count, &missing);
   Find(caller, "ggml_backend_dev_by_type", &api.dev_by_type, &missing);
   Find(caller, "ggml_backend_dev_init", &api.dev_init, &missing);
+  Find(caller, "ggml_backend_dev_memory", &api.dev_memory, &missing);
+  Find(caller, "ggml_backend_dev_supports_op", &api.dev_supports_op, &missing);
   Find(caller, "ggml_backend_reg_by_name", &api.reg_by_name, &missing);
   Find(caller, "ggml_backend_reg_get_proc_address", &api.reg_get_proc_address, &missing);
   Find(caller, "ggml_backend_free", &api.backend_free, &missing);
   Find(caller, "ggml_backend_graph_compute", &api.graph_compute, &missing);
   Find(caller, "ggml_backend_cpu_buffer_type", &api.cpu_buffer_type, &missing);
   Find(caller, "ggml_backend_cpu_buffer_from_ptr", &api.cpu_buffer_from_ptr, &missing);
+  Find(caller, "ggml_backend_buft_alloc_buffer", &api.buft_alloc_buffer, &missing);
+  Find(caller, "ggml_backend_buft_get_alignment", &api.buft_get_alignment, &missing);
   Find(caller, "ggml_backend_buft_is_host", &api.buft_is_host, &missing);
   Find(caller, "ggml_backend_buffer_is_host", &api.buffer_is_host, &missing);
   // The version first: it explains missing functions.

@@ -30,12 +30,16 @@ struct GgmlApi {
   decltype(&::ggml_backend_dev_count) dev_count = nullptr;
   decltype(&::ggml_backend_dev_by_type) dev_by_type = nullptr;
   decltype(&::ggml_backend_dev_init) dev_init = nullptr;
+  decltype(&::ggml_backend_dev_memory) dev_memory = nullptr;
+  decltype(&::ggml_backend_dev_supports_op) dev_supports_op = nullptr;
   decltype(&::ggml_backend_reg_by_name) reg_by_name = nullptr;
   decltype(&::ggml_backend_reg_get_proc_address) reg_get_proc_address = nullptr;
   decltype(&::ggml_backend_free) backend_free = nullptr;
   decltype(&::ggml_backend_graph_compute) graph_compute = nullptr;
   decltype(&::ggml_backend_cpu_buffer_type) cpu_buffer_type = nullptr;
   decltype(&::ggml_backend_cpu_buffer_from_ptr) cpu_buffer_from_ptr = nullptr;
+  decltype(&::ggml_backend_buft_alloc_buffer) buft_alloc_buffer = nullptr;
+  decltype(&::ggml_backend_buft_get_alignment) buft_get_alignment = nullptr;
   decltype(&::ggml_backend_buft_is_host) buft_is_host = nullptr;
   decltype(&::ggml_backend_buffer_is_host) buffer_is_host = nullptr;
 };

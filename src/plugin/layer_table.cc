@@ -422,11 +422,25 @@ void LayerTable::FreeOwner(const void* owner) {
   std::lock_guard lock(mutex_);
   refused_.erase(owner);
   for (std::size_t i = entries_.size(); i-- > 0;) {
-    if (entries_[i].owner != owner) continue;
-    tracked_.erase(entries_[i].layer->key().k_root);
-    tracked_.erase(entries_[i].layer->key().v_root);
-    Remove(i);
+    if (entries_[i].owner == owner) Forget(i);
   }
+}
+
+void LayerTable::FreeBuffer(const void* buffer) {
+  std::lock_guard lock(mutex_);
+  for (std::size_t i = entries_.size(); i-- > 0;) {
+    const LayerKey& key = entries_[i].layer->key();
+    if (key.k_buffer != buffer && key.v_buffer != buffer) continue;
+    // What the user's thresholds did not fit may have been this model.
+    refused_.erase(entries_[i].owner);
+    Forget(i);
+  }
+}
+
+void LayerTable::Forget(std::size_t index) {
+  tracked_.erase(entries_[index].layer->key().k_root);
+  tracked_.erase(entries_[index].layer->key().v_root);
+  Remove(index);
 }
 
 void LayerTable::NoteWrites(const ggml_tensor* root, std::span<const std::int64_t> rows) {

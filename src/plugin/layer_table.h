@@ -132,6 +132,8 @@ class LayerTable {
   // this owner calibrate themselves. kOutOfMemory, kUnsupported.
   Status FindOrCreate(const void* owner, const AttentionNode& node, int stream, std::shared_ptr<CachedLayer>* layer);
   void FreeOwner(const void* owner);
+  // The memory of a cache is given back while its owner lives on.
+  void FreeBuffer(const void* buffer);
 
   // Bytes that the plans of all layers may hold together: in force at once. Without a budget (there was no memory for
   // one) no layer is made.
@@ -168,6 +170,8 @@ class LayerTable {
 
   std::vector<float> GivenTaus(const void* owner, const AttentionNode& node, const Options& options);
   void Remove(std::size_t index);
+  // Removes a layer whose cache is gone.
+  void Forget(std::size_t index);
 };
 
 }  // namespace scsa::plugin

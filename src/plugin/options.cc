@@ -33,6 +33,7 @@ constexpr Variable kVariables[] = {
 };
 
 constexpr const char* kTausVariable = "SCSA_TAUS";
+constexpr const char* kDeviceVariable = "SCSA_DEVICE";
 
 constexpr Mode kModes[] = {Mode::kAuto, Mode::kExact, Mode::kOff, Mode::kLimit};
 
@@ -182,6 +183,13 @@ std::string OptionsFromEnvironment(Options* options) {
     if (value == nullptr || *value == '\0') continue;
     const std::string error = SetOption(v.option, value, options);
     if (!error.empty()) return std::string(v.variable) + ": " + error;
+  }
+  if (const char* device = std::getenv(kDeviceVariable); device != nullptr && *device != '\0') {
+    const std::string_view value = device;
+    if (value != "attention" && value != "cpu") {
+      return std::string(kDeviceVariable) + ": " + Bad(value, "attention or cpu");
+    }
+    options->cpu_device = value == "cpu";
   }
   const Status target = TargetFromEnvironment();
   if (!target.ok()) return target.message();

@@ -45,6 +45,7 @@ struct Options {
   bool stats = false;                      // print a summary at exit
   std::uint64_t max_mem = kNoMemoryLimit;  // bytes that all plans may hold together
   bool checks = true;                      // compare cached rows with what plans were built from; false: to time that
+  bool cpu_device = false;                 // offer a device for whole graphs; fixed when the library loads
 };
 
 const char* ModeName(Mode mode);

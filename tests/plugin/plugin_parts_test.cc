@@ -177,6 +177,20 @@ TEST(OptionsFromEnvironment, NamesTheVariableTheValueAndWhatIsAllowed) {
   EXPECT_NE(error.find("0 to 65536"), std::string::npos) << error;
 }
 
+TEST(OptionsFromEnvironment, ADeviceForWholeGraphsIsForThoseWhoAsk) {
+  for (const auto& [value, cpu] : {std::pair{"", false}, {"attention", false}, {"cpu", true}}) {
+    setenv("SCSA_DEVICE", value, 1);
+    Options o;
+    EXPECT_EQ(OptionsFromEnvironment(&o), "");
+    EXPECT_EQ(o.cpu_device, cpu) << value;
+  }
+  setenv("SCSA_DEVICE", "gpu", 1);
+  Options o;
+  EXPECT_EQ(OptionsFromEnvironment(&o), "SCSA_DEVICE: \"gpu\" is not allowed; use attention or cpu");
+  EXPECT_FALSE(o.cpu_device);
+  unsetenv("SCSA_DEVICE");
+}
+
 class TausOption : public testing::Test {
  protected:
   void SetUp() override {

@@ -144,7 +144,7 @@ PY
     need_program llama-bench
     need_model
     for setting in SCSA_MODE=fast SCSA_PRESET=best SCSA_TOLERANCE=2 SCSA_CALIBRATE=-1 SCSA_CROSSOVER=4k \
-      SCSA_AUDIT=1.5 SCSA_STATS=yes SCSA_MAX_MEM=2T SCSA_CHECKS=0 SCSA_TARGET=MMX; do
+      SCSA_AUDIT=1.5 SCSA_STATS=yes SCSA_MAX_MEM=2T SCSA_CHECKS=0 SCSA_DEVICE=gpu SCSA_TARGET=MMX; do
       name=${setting%%=*}
       env "$setting" LD_PRELOAD="$plugin" GGML_BACKEND_PATH="$plugin" "$bin/llama-bench" --list-devices \
         >"$work/out" 2>"$work/err" || fail "llama-bench failed with $setting"
