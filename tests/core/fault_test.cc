@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -290,6 +291,65 @@ TEST_P(FaultTest, CalibrationCanBeDoneAgain) {
     layer->DropPlans();
     EXPECT_EQ(calibrate(*layer), expected);
     ExpectRecovered(*layer);
+  });
+}
+
+// Prompts: a call that fails is exact, and thresholds start over like those of a layer that never failed.
+TEST_P(FaultTest, PromptsAreExactOrSparse) {
+  if (GetParam().preset == Preset::kSeed) GTEST_SKIP() << "preset seed answers prompts exactly";
+  constexpr std::int64_t kPromptRows = 1200;
+  constexpr int kQueries = 60;
+  constexpr int kCalls = 3;
+  const SyntheticCache cache(shape_, kPromptRows, DType::kF16);
+  std::vector<float> q;
+  for (std::uint32_t i = 0; i < kQueries; ++i) {
+    // Neighbours look for the same keys, so that few clusters matter.
+    std::vector<float> row = test::RandomQueries(shape_, 100, 2.0f);
+    const std::vector<float> own = test::RandomQueries(shape_, i, 0.5f);
+    std::ranges::transform(row, own, row.begin(), std::plus<>());
+    q.insert(q.end(), row.begin(), row.end());
+  }
+  const std::int64_t row_stride = std::int64_t{shape_.q_heads} * shape_.head_dim;
+  const QueryView view{q.data(), row_stride, shape_.head_dim, kQueries};
+  std::vector<float> out(q.size());
+  const OutView out_view{out.data(), row_stride, shape_.head_dim};
+  const auto attend = [&](Layer& layer) {
+    return layer
+        .AttendPrompt(view, cache.View(), {}, params_, Verify::kSample, GetParam().n_threads, *workspace_, out_view)
+        .code();
+  };
+  const auto calls = [&](Layer& layer) {
+    std::vector<std::vector<float>> outs;
+    EXPECT_TRUE(layer.SetPrompt({.tolerance = 0.2f, .share = 0.25}).ok());
+    for (int call = 0; call < kCalls; ++call) {
+      EXPECT_EQ(attend(layer), StatusCode::kOk);
+      outs.push_back(out);
+    }
+    return outs;
+  };
+  const Config config = SmallBlocks(GetParam().preset);
+  const auto expected = calls(*NewLayer(config));
+  Workspace workspace;
+  std::vector<float> exact(q.size());
+  ASSERT_TRUE(
+      ExactAttention(shape_, view, cache.View(), {}, params_, 1, workspace, {exact.data(), row_stride, shape_.head_dim})
+          .ok());
+  ASSERT_NE(expected[2], exact);
+  ForEachAllocation([&](const ShortMemory& memory) {
+    const auto layer = NewLayer(config);
+    ASSERT_TRUE(layer->SetPrompt({.tolerance = 0.2f, .share = 0.25}).ok());
+    for (int call = 0; call < kCalls; ++call) {
+      const std::uint64_t tiles = layer->prompt_heads()[0].tiles;
+      if (memory.In([&] { return attend(*layer); }) != StatusCode::kOk) continue;
+      if (layer->prompt_heads()[0].tiles > tiles) {
+        EXPECT_LT(test::RelativeL2({out.begin(), out.end()}, {exact.begin(), exact.end()}), 0.4);
+        continue;
+      }
+      EXPECT_EQ(out, exact);
+      EXPECT_GT(layer->stats().step_failures + layer->stats().build_failures, 0u);
+    }
+    layer->DropPlans();
+    EXPECT_EQ(calls(*layer), expected);
   });
 }
 
