@@ -22,7 +22,7 @@ enum class Mode : std::uint8_t {
 };
 
 // Cached rows from which the sparse operator answers.
-inline constexpr std::int64_t kDefaultCrossover = 4096;
+inline constexpr std::int64_t kDefaultCrossover = 3072;
 
 // Share of sparse outputs whose error is measured: less than 1 % of the time of decoding.
 inline constexpr double kDefaultAuditShare = 1.0 / 256;
