@@ -247,7 +247,9 @@ TEST_F(JointOperatorTest, PackedCopiesGiveTheSameRows) {
   Build({6, 2, 64}, 1000, 15, SmallBlocks());
   const std::vector<float> direct = Attend(0.05f);
   Build({6, 2, 64}, 1000, 15, SmallBlocks(PackedFormat::kF16));
-  EXPECT_EQ(Attend(0.05f), direct);
+  // The rows of each block are a run of their own, so sums are rounded elsewhere.
+  const std::vector<float> packed = Attend(0.05f);
+  for (int h = 0; h < shape_.q_heads; ++h) EXPECT_LT(test::RelativeL2(HeadOf(packed, h), HeadOf(direct, h)), 1e-6);
   Build({6, 2, 64}, 1000, 15, SmallBlocks(PackedFormat::kQ8_0));
   const std::vector<float> quantised = Attend(0.05f);
   for (int h = 0; h < shape_.q_heads; ++h) {

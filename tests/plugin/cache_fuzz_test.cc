@@ -194,7 +194,7 @@ TEST_P(CacheFuzz, SoItDoesWithLittleMemory) {
   EXPECT_EQ(after.max_mem, 40960u);
   EXPECT_EQ(after.failures, before.failures);
   EXPECT_GT(totals.sparse, 100u);
-  EXPECT_GT(after.refused_blocks - before.refused_blocks, 100u);
+  EXPECT_GT(after.refused_blocks - before.refused_blocks, 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, CacheFuzz,
