@@ -103,8 +103,7 @@ void DeviceGetProps(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
   props->type = device->iface.get_type(device);
   device->iface.get_memory(device, &props->memory_free, &props->memory_total);
   props->caps = {};
-  props->caps.buffer_from_host_ptr = true;
-  props->caps.mmap_support = true;
+  SetHostMemoryCaps(&props->caps);
 }
 
 ggml_backend_t DeviceInitBackend(ggml_backend_dev_t device, const char*) {

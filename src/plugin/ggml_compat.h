@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Everything that depends on ggml's version: which of its functions the plugin calls, how they are found, and the few
-// struct fields that it reads. No other file includes ggml's internal header.
+// struct fields that it reads. No other file includes ggml's internal header (or ggml_internal.h in its place).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
-#include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
+// An installed ggml comes without its internal header.
+#if __has_include("ggml-backend-impl.h")
+#include "ggml-backend-impl.h"
+#else
+#include "plugin/ggml_internal.h"
+#endif
 
 namespace scsa::plugin {
 
@@ -86,6 +91,13 @@ struct FlashAttnParams {
 };
 inline FlashAttnParams FlashAttnParamsOf(const ggml_tensor* op) {
   return {OpParamF32(op, 0), OpParamF32(op, 1), OpParamF32(op, 2)};
+}
+
+// Weights may stay where they are: in host memory, mapped from their file.
+template <typename Caps>
+void SetHostMemoryCaps(Caps* caps) {
+  caps->buffer_from_host_ptr = true;
+  if constexpr (requires { caps->mmap_support; }) caps->mmap_support = true;  // from 0.20 on
 }
 
 // Nodes that the scheduler left in the graph but nobody needs carry no flag.

@@ -43,6 +43,7 @@ struct FreeGguf {
   void operator()(gguf_context* context) const { gguf_free(context); }
 };
 using GgufContext = std::unique_ptr<gguf_context, FreeGguf>;
+using TensorContext = std::unique_ptr<ggml_context, decltype(&ggml_free)>;
 
 std::string TensorName(int layer, char tensor) { return fmt::format("layer.{}.{}", layer, tensor); }
 
@@ -103,7 +104,9 @@ class Reader {
     if (!file.read(magic, sizeof(magic)) || std::string_view(magic, sizeof(magic)) != "GGUF") {
       throw ToolError(fmt::format("{} is no GGUF file: give a file that 'scsa capture' wrote", path_));
     }
-    gguf_.reset(gguf_init_from_file(path_.c_str(), {.no_alloc = true, .ctx = nullptr}));
+    ggml_context* tensors = nullptr;
+    gguf_.reset(gguf_init_from_file(path_.c_str(), {.no_alloc = true, .ctx = &tensors}));
+    tensors_.reset(tensors);
     if (gguf_ == nullptr) Damaged("its header cannot be read");
     size_ = fs::file_size(path_, error);
     if (error) Damaged("its size is unknown");
@@ -171,8 +174,8 @@ class Reader {
     const std::int64_t id = gguf_find_tensor(gguf_.get(), name.c_str());
     if (id < 0) Damaged(fmt::format("tensor {} is missing", name));
     const TensorShape shape = ShapeOf(capture_, tensor);
-    const std::int64_t* ne = gguf_get_tensor_ne(gguf_.get(), id);
-    if (gguf_get_tensor_type(gguf_.get(), id) != shape.type || !std::equal(shape.ne, shape.ne + 3, ne) || ne[3] != 1) {
+    const ggml_tensor* described = ggml_get_tensor(tensors_.get(), name.c_str());
+    if (described->type != shape.type || !std::equal(shape.ne, shape.ne + 3, described->ne) || described->ne[3] != 1) {
       Damaged(fmt::format("tensor {} has another shape or type", name));
     }
     const std::uint64_t begin = gguf_get_data_offset(gguf_.get()) + gguf_get_tensor_offset(gguf_.get(), id);
@@ -194,6 +197,7 @@ class Reader {
   std::string path_;
   std::uint64_t size_ = 0;
   GgufContext gguf_;
+  TensorContext tensors_{nullptr, &ggml_free};  // shapes and types, no data
   std::ifstream file_;
   Capture capture_;
 };
@@ -219,11 +223,10 @@ void WriteCapture(const std::string& path, const Capture& capture) {
   for (const CapturedLayer& layer : capture.layers) numbers.push_back(layer.layer);
   gguf_set_arr_data(gguf.get(), kLayersKey, GGUF_TYPE_INT32, numbers.data(), numbers.size());
 
-  const std::unique_ptr<ggml_context, decltype(&ggml_free)> tensors(
-      ggml_init({.mem_size = (3 * capture.layers.size() + 1) * ggml_tensor_overhead(),
-                 .mem_buffer = nullptr,
-                 .no_alloc = true}),
-      &ggml_free);
+  const TensorContext tensors(ggml_init({.mem_size = (3 * capture.layers.size() + 1) * ggml_tensor_overhead(),
+                                         .mem_buffer = nullptr,
+                                         .no_alloc = true}),
+                              &ggml_free);
   for (const CapturedLayer& layer : capture.layers) {
     VisitTensors(layer, [&](char name, const auto&) {
       const TensorShape shape = ShapeOf(capture, name);

@@ -6,6 +6,13 @@
 
 #include "scsa/target.h"
 
+// For versions of llama.cpp that do not tell theirs (ggml before 0.20). llama.cpp's own function, where there is one,
+// is no template and so preferred.
+template <typename = void>
+static const char* llama_version() {
+  return "of unknown version";
+}
+
 namespace scsa::tool {
 
 std::string VersionText() {
