@@ -223,7 +223,7 @@ void AddBenchPrefillCommand(CLI::App& parent) {
       ->type_name("LIST")
       ->capture_default_str();
   app->add_flag("--quality", options->quality,
-                "Judge what follows a prompt with hidden facts: perplexity, KL, NLL, answers");
+                "Judge what follows a prompt with hidden numbers: perplexity, KL, NLL, answers");
   app->add_option("--quality-steps", options->bench.quality_steps, "Tokens decoded for --quality")
       ->type_name("N")
       ->check(CLI::Range(2, 1 << 16).description(""))
