@@ -22,6 +22,9 @@ constexpr int kParts = 3;  // of a multi-needle question, and variables of a cha
 // Facts of one haystack differ in every word that names them, so that they are told apart as facts of a text are.
 constexpr std::array kKinds = {"pass key", "phone number", "badge number"};
 constexpr std::array kOwners = {"castle", "bakery", "captain", "museum", "harbour", "dentist", "theatre", "stadium"};
+// As many as there are owners, so that each hidden number has a kind of its own.
+constexpr std::array kPasskeyKinds = {"pass key",      "phone number",   "badge number", "locker code",
+                                      "ticket number", "account number", "room number",  "serial number"};
 constexpr std::array kCities = {"Paris",  "Oslo",   "Lima",   "Cairo",  "Berlin", "Madrid", "Tokyo",  "Delhi",
                                 "Rome",   "Athens", "Dublin", "Vienna", "Prague", "Warsaw", "Lisbon", "Sydney",
                                 "Havana", "Boston", "Hanoi",  "Zurich", "Geneva", "Naples", "Dallas", "Denver"};
@@ -65,7 +68,8 @@ RetrievalSet MakePasskeySet(std::uint64_t seed, int keys) {
   Numbers numbers(seed);
   for (int i = 0; i < keys; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    AddPasskey(kKinds[at % kKinds.size()], kOwners[at % kOwners.size()], numbers.Next(), 0, (i + 0.5) / keys, &set);
+    AddPasskey(kPasskeyKinds[at % kPasskeyKinds.size()], kOwners[at % kOwners.size()], numbers.Next(), 0,
+               (i + 0.5) / keys, &set);
   }
   return set;
 }

@@ -271,7 +271,9 @@ TEST_F(ModelTest, BenchPrefillMeasuresEveryArm) {
     EXPECT_EQ(record["hidden"], 4);
     EXPECT_LE(record["found"].get<int>(), 4);
     EXPECT_LT(record["kl_mean"].get<double>(), 0.01);
-    if (i == 1) EXPECT_EQ(record["kl_mean"], 0.0);
+    if (i == 1) {
+      EXPECT_EQ(record["kl_mean"], 0.0);
+    }
   }
   command = base;
   command.insert(command.end(), {"-c", "9000"});
