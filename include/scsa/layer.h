@@ -81,7 +81,7 @@ struct PromptConfig {
 
 // AttendPrompt and one KV head.
 struct PromptHead {
-  float tau = 0;               // threshold in force, 0 before the first measured tile
+  float tau = 0;               // threshold in force; 0: none, before the first measured tile and where none would do
   std::uint64_t tiles = 0;     // answered
   std::uint64_t sparse = 0;    // of them, answered sparsely
   std::uint64_t measured = 0;  // of them, measured
@@ -120,9 +120,9 @@ class Layer {
   // and all query heads of a KV head, read from the cache itself; the closed clusters contribute their moments.
   // Diagonal and recent rows and whatever no block covers are exact. Builds blocks as Attend does. Exact are:
   // everything without a PromptConfig, preset `seed`, and what Attend answers exactly; tiles that are measured, that
-  // see few rows of blocks, or whose threshold opens most of them; and everything before the first measured tile, of
-  // which the first call with blocks has two per KV head. Neither the calibration window nor the audit is involved.
-  // Outputs do not depend on n_threads. Errors are those of ExactAttention.
+  // see few rows of blocks, or whose threshold opens most of them; and KV heads without a threshold, before the first
+  // measured tile (the first call with blocks has two) and where none keeps the tolerance. Neither the calibration
+  // window nor the audit is involved. Outputs do not depend on n_threads. Errors are those of ExactAttention.
   Status AttendPrompt(const QueryView& q, const KvView& kv, const VisibleSets& visible, const LogitParams& params,
                       Verify verify, int n_threads, Workspace& workspace, const OutView& out);
   // Forgets the thresholds of AttendPrompt. kInvalidArgument.

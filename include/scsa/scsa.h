@@ -236,7 +236,7 @@ struct scsa_prompt_head {
   double error_sum;      /* of their mean relative errors at it */
   uint64_t rows_read;    /* each row once per tile */
   uint64_t rows_visible; /* to some query of the tile */
-  float tau;             /* threshold in force, 0 before the first measured tile */
+  float tau;             /* threshold in force; 0: none yet, or none that would do */
   float reserved;        /* 0 */
 };
 #define SCSA_PROMPT_HEAD_INIT \

@@ -175,7 +175,7 @@ void PromptOperator::RunTile(const Call& call, Task& task, Lists& lists, const S
   for (int b = 0; b < coverage.n_blocks(); ++b) {
     if (coverage.usable[b] != 0) covered += static_cast<std::uint64_t>(call.plan.EndRow(b) - call.plan.FirstRow(b));
   }
-  const bool pays = covered >= kMinCoveredRows && (task.measure || call.thresholds.heads()[h].measured > 0);
+  const bool pays = covered >= kMinCoveredRows && (task.measure || call.thresholds.heads()[h].tau > 0.0f);
   BeginTile(args, scratch.tile);
   const auto attend_exactly = [&](std::int64_t first, std::int64_t end) {
     TileRows rows = Rows(query.kv, h, first, end - first);

@@ -47,7 +47,7 @@ void PromptThresholds::Add(int kv_head, std::span<const float, kTauGridSize> err
   PromptHead& head = heads_[kv_head];
   std::array<float, kTauGridSize>& mean = errors_[kv_head];
   // The threshold in force was chosen without this tile.
-  if (head.measured > 0) {
+  if (head.tau > 0.0f) {
     ++head.audited;
     head.error_sum += static_cast<double>(std::min(ErrorAt(grid_, errors, head.tau), kLargestError));
   }
@@ -56,7 +56,7 @@ void PromptThresholds::Add(int kv_head, std::span<const float, kTauGridSize> err
     const float before = head.measured == 1 ? 0.0f : mean[g];
     mean[g] = before + weight * (std::min(errors[g], kLargestError) - before);
   }
-  head.tau = ThresholdWithin(grid_, mean, config_.tolerance, true);
+  head.tau = mean.back() <= config_.tolerance ? ThresholdWithin(grid_, mean, config_.tolerance, true) : 0.0f;
 }
 
 }  // namespace scsa

@@ -27,7 +27,8 @@ class PromptThresholds {
 
   // How many of the next n_tiles tiles of a KV head are to be measured. Over many calls that is the configured share.
   int TakeMeasured(int kv_head, int n_tiles);
-  // errors[g]: mean error of a measured tile at grid()[g].
+  // errors[g]: mean error of a measured tile at grid()[g]. Where no threshold of the grid keeps the tolerance, there is
+  // none in force.
   void Add(int kv_head, std::span<const float, kTauGridSize> errors);
 
  private:

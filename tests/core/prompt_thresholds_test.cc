@@ -52,7 +52,9 @@ TEST(PromptThresholdsTest, LaterTilesMoveIt) {
 TEST(PromptThresholdsTest, OldTilesFade) {
   PromptThresholds thresholds = Make(0.05f);
   for (int i = 0; i < 100; ++i) thresholds.Add(0, Proportional(100.0f));
-  EXPECT_FLOAT_EQ(thresholds.heads()[0].tau, kGrid.back());
+  // Not even the smallest threshold is within the tolerance: none is in force.
+  EXPECT_EQ(thresholds.heads()[0].tau, 0.0f);
+  EXPECT_EQ(thresholds.heads()[0].audited, 0u);
   for (int i = 0; i < 100; ++i) thresholds.Add(0, Proportional(1.0f));
   EXPECT_NEAR(thresholds.heads()[0].tau, 0.05f, 1e-4f);
 }
@@ -62,7 +64,7 @@ TEST(PromptThresholdsTest, AnOutputThatIsNoNumberIsForgottenToo) {
   std::array<float, kTauGridSize> broken;
   broken.fill(std::numeric_limits<float>::infinity());
   thresholds.Add(0, broken);
-  EXPECT_EQ(thresholds.heads()[0].tau, kGrid.back());
+  EXPECT_EQ(thresholds.heads()[0].tau, 0.0f);
   for (int i = 0; i < 100; ++i) thresholds.Add(0, Proportional(1.0f));
   EXPECT_NEAR(thresholds.heads()[0].tau, 0.05f, 1e-3f);
   EXPECT_TRUE(std::isfinite(thresholds.heads()[0].error_sum));

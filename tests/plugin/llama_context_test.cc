@@ -163,7 +163,7 @@ TEST_F(LlamaContext, SparsePromptsAreWithinTheirTolerance) {
   const auto start = LoadedPlugin::Get().Stats();
   const std::vector<float> exact = read("0");
   EXPECT_EQ(LoadedPlugin::Get().Stats().prompt_tiles, start.prompt_tiles);
-  // Nothing meets this tolerance, so that the smallest threshold opens most clusters, and such tiles are exact.
+  // No threshold meets this tolerance, so that all tiles are exact.
   EXPECT_LT(KlDivergence(exact, read("0.000001")), 1e-4);
   const auto tight = LoadedPlugin::Get().Stats();
   EXPECT_GT(tight.prompt_tiles, start.prompt_tiles);
