@@ -163,10 +163,12 @@ TEST_F(LlamaContext, SparsePromptsAreWithinTheirTolerance) {
   const auto start = LoadedPlugin::Get().Stats();
   const std::vector<float> exact = read("0");
   EXPECT_EQ(LoadedPlugin::Get().Stats().prompt_tiles, start.prompt_tiles);
-  // No threshold meets this tolerance, so that all tiles are exact.
-  EXPECT_LT(KlDivergence(exact, read("0.000001")), 1e-4);
+  // No threshold meets this tolerance, so that all tiles are exact. ggml quantises activations: another order of
+  // additions is enough for logits to differ.
+  EXPECT_LT(KlDivergence(exact, read("0.000001")), 0.05);
   const auto tight = LoadedPlugin::Get().Stats();
   EXPECT_GT(tight.prompt_tiles, start.prompt_tiles);
+  EXPECT_EQ(tight.prompt_sparse_tiles, start.prompt_sparse_tiles);
   EXPECT_GT(tight.prompt_measured_tiles, start.prompt_measured_tiles);
   const std::vector<float> loose = read("0.05");
   const auto after = LoadedPlugin::Get().Stats();
