@@ -299,7 +299,7 @@ TEST_P(FaultTest, PromptsAreExactOrSparse) {
   if (GetParam().preset == Preset::kSeed) GTEST_SKIP() << "preset seed answers prompts exactly";
   constexpr std::int64_t kPromptRows = 1200;
   constexpr int kQueries = 60;
-  constexpr int kCalls = 3;
+  constexpr int kCalls = 2;
   const SyntheticCache cache(shape_, kPromptRows, DType::kF16);
   std::vector<float> q;
   for (std::uint32_t i = 0; i < kQueries; ++i) {
@@ -318,7 +318,12 @@ TEST_P(FaultTest, PromptsAreExactOrSparse) {
         .AttendPrompt(view, cache.View(), {}, params_, Verify::kSample, GetParam().n_threads, *workspace_, out_view)
         .code();
   };
+  // Building can fail as in the tests above.
+  const auto seal = [&](Layer& layer) {
+    EXPECT_TRUE(layer.Seal(cache.View(), kPromptRows, GetParam().n_threads).ok());
+  };
   const auto calls = [&](Layer& layer) {
+    seal(layer);
     std::vector<std::vector<float>> outs;
     EXPECT_TRUE(layer.SetPrompt({.tolerance = 0.2f, .share = 0.25}).ok());
     for (int call = 0; call < kCalls; ++call) {
@@ -334,9 +339,10 @@ TEST_P(FaultTest, PromptsAreExactOrSparse) {
   ASSERT_TRUE(
       ExactAttention(shape_, view, cache.View(), {}, params_, 1, workspace, {exact.data(), row_stride, shape_.head_dim})
           .ok());
-  ASSERT_NE(expected[2], exact);
+  ASSERT_NE(expected[1], exact);
   ForEachAllocation([&](const ShortMemory& memory) {
     const auto layer = NewLayer(config);
+    seal(*layer);
     ASSERT_TRUE(layer->SetPrompt({.tolerance = 0.2f, .share = 0.25}).ok());
     for (int call = 0; call < kCalls; ++call) {
       const std::uint64_t tiles = layer->prompt_heads()[0].tiles;
@@ -348,7 +354,6 @@ TEST_P(FaultTest, PromptsAreExactOrSparse) {
       EXPECT_EQ(out, exact);
       EXPECT_GT(layer->stats().step_failures + layer->stats().build_failures, 0u);
     }
-    layer->DropPlans();
     EXPECT_EQ(calls(*layer), expected);
   });
 }
