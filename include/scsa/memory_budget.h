@@ -30,7 +30,8 @@ class MemoryBudget {
   std::uint64_t evicted_blocks() const;  // taken away, since it was made
   std::uint64_t refused_blocks() const;  // not built for lack of room, each once until it is built or dropped
 
-  // Blocks beyond a lower limit are taken away at once; where their layers are at work, with a later call of any layer.
+  // The largest number is no limit: which blocks are of use is not noted then. Blocks beyond a lower limit are taken
+  // away at once; where their layers are at work, with a later call of any layer.
   void SetLimit(std::uint64_t limit);
 
   class Impl;

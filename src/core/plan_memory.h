@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -43,7 +44,8 @@ class PlanMemory {
   ~PlanMemory() { Leave(); }
 
   std::mutex& mutex() const { return mutex_; }
-  bool limited() const { return budget_ != nullptr; }
+  // Whether it matters which blocks are of use: noting it costs time in every call.
+  bool limited() const { return budget_ != nullptr && budget_->limit() != std::numeric_limits<std::uint64_t>::max(); }
 
   // Throws std::bad_alloc. `plan` holds nothing yet.
   void Join(std::shared_ptr<MemoryBudget> budget, EvictablePlan* plan);
