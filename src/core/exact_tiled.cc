@@ -8,6 +8,7 @@
 
 #include "core/parallel.h"
 #include "core/tile.h"
+#include "core/tile_vectors.h"
 #include "core/workspace.h"
 
 namespace scsa {
@@ -31,20 +32,11 @@ int RowsPerTile(const Shape& shape, int n_q, int n_threads) {
 
 // What one thread needs for a tile.
 struct Scratch {
-  Scratch(void* block, int head_dim, int vectors) {
-    const auto n = static_cast<std::size_t>(vectors);
-    ScratchLayout layout(block);
-    q = layout.Take<const float*>(n);
-    out = layout.Take<float*>(n);
-    visible = layout.Take<const std::uint64_t*>(n);
-    sinks = layout.Take<const float*>(n);
-    tile = layout.Take<std::byte>(TileScratchBytes(head_dim, vectors));
-    bytes = layout.bytes();
-  }
-  const float** q;
-  float** out;
-  const std::uint64_t** visible;
-  const float** sinks;
+  Scratch(ScratchLayout layout, int head_dim, int most_vectors)
+      : vectors(layout, most_vectors),
+        tile(layout.Take<std::byte>(TileScratchBytes(head_dim, most_vectors))),
+        bytes(layout.bytes()) {}
+  TileVectors vectors;
   std::byte* tile;
   std::size_t bytes;
 };
@@ -60,39 +52,19 @@ Status TiledAttention(const Shape& shape, const QueryView& q, const KvView& kv, 
   const std::int64_t n_tiles = (q.n_q + tile_rows - 1) / tile_rows;
   const std::int64_t n_tasks = n_tiles * shape.kv_heads;
   const auto team = static_cast<std::size_t>(std::min<std::int64_t>(n_threads, n_tasks));
-  const std::size_t bytes = Scratch(nullptr, shape.head_dim, tile_rows * group).bytes;
+  const std::size_t bytes = Scratch(ScratchLayout(nullptr), shape.head_dim, tile_rows * group).bytes;
   auto* memory = static_cast<std::byte*>(workspace.impl().Reserve(ScratchUser::kTile, bytes * team));
   if (memory == nullptr) return NoExactScratch(bytes * team);
 
   ParallelFor(n_threads, n_tasks, [&](std::int64_t task, int thread) {
-    const Scratch scratch(memory + bytes * static_cast<std::size_t>(thread), shape.head_dim, tile_rows * group);
+    const Scratch scratch(ScratchLayout(memory + bytes * static_cast<std::size_t>(thread)), shape.head_dim,
+                          tile_rows * group);
     const int head = static_cast<int>(task / n_tiles);
     const int first_row = static_cast<int>(task % n_tiles) * tile_rows;
     const int rows = std::min(tile_rows, q.n_q - first_row);
-    for (int i = 0; i < rows * group; ++i) {
-      const std::int64_t row = first_row + i / group;
-      const std::int64_t q_head = std::int64_t{head} * group + i % group;
-      scratch.q[i] = q.data + row * q.row_stride + q_head * q.head_stride;
-      scratch.out[i] = out.data + row * out.row_stride + q_head * out.head_stride;
-      if (visible.words != nullptr) scratch.visible[i] = visible.words + row * visible.row_stride;
-      if (params.sinks != nullptr) scratch.sinks[i] = params.sinks + q_head;
-    }
-    TileArgs args;
-    args.head_dim = shape.head_dim;
-    args.n = rows * group;
-    args.q = scratch.q;
-    args.params = params;
-    args.sinks = params.sinks == nullptr ? nullptr : scratch.sinks;
-    args.out = scratch.out;
-    TileRows all;
-    all.k = kv.KRow(0, head);
-    all.v = kv.VRow(0, head);
-    all.k_stride = kv.k_row_stride;
-    all.v_stride = kv.v_row_stride;
-    all.k_type = kv.k_type;
-    all.v_type = kv.v_type;
-    all.n_rows = kv.n_kv;
-    all.visible = visible.words == nullptr ? nullptr : scratch.visible;
+    const TileArgs args = scratch.vectors.Fill(shape, q, visible, params, out, head, first_row, rows);
+    TileRows all = RowsOf(kv, head, 0, kv.n_kv);
+    if (visible.words != nullptr) all.visible = scratch.vectors.visible();
     BeginTile(args, scratch.tile);
     AttendTile(args, all, scratch.tile);
     FinishTile(args, scratch.tile);

@@ -71,7 +71,7 @@ class FastMethod final : public SparseMethod {
         const Status status = operator_.Attend(plan_, Query(call, row), taus, call.n_threads, call.workspace,
                                                out.data + row * out.row_stride, out.head_stride, counted);
         if (!status.ok()) return status;
-        NoteUse();
+        NoteUse(operator_.coverage());
       }
     } catch (const std::bad_alloc&) {
       return Status::OutOfMemory("no memory for a sparse attention step");
@@ -91,7 +91,7 @@ class FastMethod final : public SparseMethod {
             operator_.Replay(plan_, Query(call, row), window->grid(), exact_output.data + row * exact_output.row_stride,
                              exact_output.head_stride, call.n_threads, call.workspace, errors_);
         if (!status.ok()) return status;
-        NoteUse();
+        NoteUse(operator_.coverage());
         window->BeginStep();
         for (int h = 0; h < shape_.q_heads; ++h) window->Record(h, errors_.data() + h * kTauGridSize);
       }
@@ -103,14 +103,14 @@ class FastMethod final : public SparseMethod {
 
   Status AttendPrompt(const LayerCall& call, PromptThresholds* thresholds, const OutView& out) override {
     try {
-      const PromptQuery query{call.q, call.kv, visible_, visible_stride_, call.params};
+      const VisibleSets visible{visible_, visible_stride_};
+      const PromptQuery query{call.q, call.kv, visible, call.params};
       Status status = prompt_.Attend(plan_, query, *thresholds, call.n_threads, call.workspace, out);
       if (!memory_.limited()) return status;
       // What the last row sees as a whole served the prompt.
+      opened_.clear();
       coverage_.Find(plan_, call.kv.n_kv, visible_ + (call.q.n_q - 1) * visible_stride_);
-      for (int b = 0; b < coverage_.n_blocks(); ++b) {
-        if (coverage_.usable[static_cast<std::size_t>(b)] != 0) plan_.NoteUse(b, memory_.now());
-      }
+      NoteUse(coverage_);
       return status;
     } catch (const std::bad_alloc&) {
       return Status::OutOfMemory("no memory for the sparse attention of a prompt");
@@ -176,10 +176,9 @@ class FastMethod final : public SparseMethod {
     if (!Build(call.kv, call.n_threads, stats).ok()) ++stats->build_failures;
   }
 
-  // What the operator used in the call that it just answered or replayed, for a budget to go by.
-  void NoteUse() {
+  // The blocks that served the call that was just answered or replayed, for a budget to go by.
+  void NoteUse(const Coverage& coverage) {
     if (!memory_.limited()) return;
-    const Coverage& coverage = operator_.coverage();
     std::ranges::fill(opened_, 0);
     if (!opened_.empty()) operator_.AddOpenedRows(plan_, opened_);
     for (int b = 0; b < coverage.n_blocks(); ++b) {

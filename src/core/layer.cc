@@ -20,7 +20,17 @@ std::unique_ptr<SparseMethod> MakeMethod(const Shape& shape, const Config& confi
   return std::make_unique<SeedMethod>(shape, config, memory);
 }
 
+Status Exact(const Shape& shape, const LayerCall& call, const OutView& out) {
+  return ExactAttention(shape, call.q, call.kv, call.visible, call.params, call.n_threads, call.workspace, out);
+}
+
 }  // namespace
+
+Status Layer::Impl::AnswerExactly(const LayerCall& call, const OutView& out) {
+  Status status = Exact(shape, call, out);
+  if (status.ok()) ++stats.exact_steps;
+  return status;
+}
 
 Layer::Impl::Impl(const Shape& layer_shape, const Config& layer_config)
     : shape(layer_shape),
@@ -52,17 +62,11 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
   const std::lock_guard lock(layer.memory.mutex());
   layer.memory.StartCall();
   if (layer.serial) n_threads = 1;
-  const auto exact = [&] { return ExactAttention(layer.shape, q, kv, visible, params, n_threads, workspace, out); };
-  const auto answer_exactly = [&] {
-    Status status = exact();
-    if (status.ok()) ++layer.stats.exact_steps;
-    return status;
-  };
   const LayerCall call{q, kv, visible, params, verify, n_threads, workspace, layer.reads.data()};
-  if (!layer.method->Prepare(call, &layer.stats)) return answer_exactly();
+  if (!layer.method->Prepare(call, &layer.stats)) return layer.AnswerExactly(call, out);
   const bool recalibrating = layer.audit != nullptr && layer.audit->window().open();
   if (layer.window.open() || recalibrating) {
-    if (Status status = exact(); !status.ok()) return status;
+    if (Status status = Exact(layer.shape, call, out); !status.ok()) return status;
     const bool recorded = layer.method->Record(call, out, recalibrating ? &layer.audit->window() : &layer.window).ok();
     ++(recorded ? layer.stats.calibration_steps : layer.stats.exact_steps);
     if (!recorded) ++layer.stats.step_failures;
@@ -71,7 +75,7 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
   }
   if (!layer.method->Attend(call, layer.taus, out, &layer.stats).ok()) {
     ++layer.stats.step_failures;
-    return answer_exactly();
+    return layer.AnswerExactly(call, out);
   }
   if (layer.audit != nullptr) layer.audit->Check(call, out, layer.tolerance, layer.taus, &layer.stats);
   return Status::Ok();
@@ -90,9 +94,7 @@ Status Layer::AttendPrompt(const QueryView& q, const KvView& kv, const VisibleSe
     if (status.ok()) return status;
     if (status.code() == StatusCode::kOutOfMemory) ++layer.stats.step_failures;
   }
-  Status status = ExactAttention(layer.shape, q, kv, visible, params, n_threads, workspace, out);
-  if (status.ok()) ++layer.stats.exact_steps;
-  return status;
+  return layer.AnswerExactly(call, out);
 }
 
 Status Layer::SetPrompt(const PromptConfig& config) {

@@ -17,6 +17,9 @@ struct Layer::Impl {
   Impl(const Shape& layer_shape, const Config& layer_config);  // throws std::bad_alloc
   ~Impl() { memory.Leave(); }
 
+  // ExactAttention of the call, which no plan serves.
+  Status AnswerExactly(const LayerCall& call, const OutView& out);
+
   Shape shape;
   Config config;
   PlanMemory memory;

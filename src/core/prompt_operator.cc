@@ -10,6 +10,7 @@
 #include "core/joint_select.h"
 #include "core/parallel.h"
 #include "core/tile_clusters.h"
+#include "core/tile_vectors.h"
 #include "core/workspace.h"
 
 namespace scsa {
@@ -23,26 +24,18 @@ constexpr double kMostOpened = 0.6;
 }  // namespace
 
 struct PromptOperator::Scratch {
-  Scratch(void* block, int head_dim, int vectors, int n_blocks, int slots) {
-    const auto n = static_cast<std::size_t>(vectors);
+  Scratch(ScratchLayout layout, int head_dim, int most_vectors, int n_blocks, int slots)
+      : vectors(layout, most_vectors),
+        tile(layout.Take<std::byte>(TileScratchBytes(head_dim, most_vectors))),
+        estimates(layout.Take<std::byte>(TileEstimatesBytes(most_vectors, n_blocks, slots))) {
     const auto n_clusters = static_cast<std::size_t>(n_blocks) * static_cast<std::size_t>(slots);
-    ScratchLayout layout(block);
-    q = layout.Take<const float*>(n);
-    out = layout.Take<float*>(n);
-    visible = layout.Take<const std::uint64_t*>(n);
-    sinks = layout.Take<const float*>(n);
-    tile = layout.Take<std::byte>(TileScratchBytes(head_dim, vectors));
-    estimates = layout.Take<std::byte>(TileEstimatesBytes(vectors, n_blocks, slots));
     shares = layout.Take<float>(n_clusters);
     keys = layout.Take<float>(n_clusters);
-    tail_bytes = TileTailBytes(head_dim, vectors);
+    tail_bytes = TileTailBytes(head_dim, most_vectors);
     for (std::byte*& tail : tails) tail = layout.Take<std::byte>(tail_bytes);
     bytes = layout.bytes();
   }
-  const float** q;
-  float** out;
-  const std::uint64_t** visible;
-  const float** sinks;
+  TileVectors vectors;
   std::byte* tile;
   std::byte* estimates;
   float* shares;
@@ -56,7 +49,8 @@ Status PromptOperator::Attend(const BlockPlan& plan, const PromptQuery& query, P
                               int n_threads, Workspace& workspace, const OutView& out) {
   const int n_tiles = (query.q.n_q + kPromptTileRows - 1) / kPromptTileRows;
   const int vectors = std::min(query.q.n_q, kPromptTileRows) * shape_.group();
-  const std::size_t bytes = Scratch(nullptr, shape_.head_dim, vectors, plan.n_blocks(), plan.slots()).bytes;
+  const std::size_t bytes =
+      Scratch(ScratchLayout(nullptr), shape_.head_dim, vectors, plan.n_blocks(), plan.slots()).bytes;
   const auto threads = static_cast<std::size_t>(std::max(1, n_threads));
   auto* memory = static_cast<std::byte*>(workspace.impl().Reserve(ScratchUser::kTile, bytes * threads));
   if (memory == nullptr) return {StatusCode::kOutOfMemory, std::string()};
@@ -112,8 +106,8 @@ Status PromptOperator::Run(const Call& call, std::span<Task> tasks, int n_thread
   const int vectors = std::min(call.query.q.n_q, kPromptTileRows) * shape_.group();
   ParallelFor(n_threads, std::ssize(tasks), [&](std::int64_t i, int thread) {
     try {
-      const Scratch scratch(call.memory + call.bytes * static_cast<std::size_t>(thread), shape_.head_dim, vectors,
-                            call.plan.n_blocks(), call.plan.slots());
+      const Scratch scratch(ScratchLayout(call.memory + call.bytes * static_cast<std::size_t>(thread)), shape_.head_dim,
+                            vectors, call.plan.n_blocks(), call.plan.slots());
       RunTile(call, tasks[static_cast<std::size_t>(i)], lists_[static_cast<std::size_t>(thread)], scratch);
     } catch (const std::bad_alloc&) {
       out_of_memory.store(true, std::memory_order_relaxed);
@@ -123,21 +117,8 @@ Status PromptOperator::Run(const Call& call, std::span<Task> tasks, int n_thread
   return Status::Ok();
 }
 
-TileRows PromptOperator::Rows(const KvView& kv, int kv_head, std::int64_t first, std::int64_t n_rows) {
-  TileRows rows;
-  rows.k = kv.KRow(first, kv_head);
-  rows.v = kv.VRow(first, kv_head);
-  rows.k_stride = kv.k_row_stride;
-  rows.v_stride = kv.v_row_stride;
-  rows.k_type = kv.k_type;
-  rows.v_type = kv.v_type;
-  rows.n_rows = n_rows;
-  return rows;
-}
-
 void PromptOperator::RunTile(const Call& call, Task& task, Lists& lists, const Scratch& scratch) const {
   const PromptQuery& query = call.query;
-  const int group = shape_.group();
   const int h = task.kv_head;
   const int first_row = task.tile * kPromptTileRows;
   const int n_rows = std::min(kPromptTileRows, query.q.n_q - first_row);
@@ -145,27 +126,14 @@ void PromptOperator::RunTile(const Call& call, Task& task, Lists& lists, const S
   lists.seen_by_all.assign(static_cast<std::size_t>(words), ~std::uint64_t{0});
   lists.seen_by_any.assign(static_cast<std::size_t>(words), 0);
   for (int i = 0; i < n_rows; ++i) {
-    const std::uint64_t* seen = query.visible + (first_row + i) * query.visible_stride;
+    const std::uint64_t* seen = query.visible.words + (first_row + i) * query.visible.row_stride;
     for (std::int64_t w = 0; w < words; ++w) {
       lists.seen_by_all[static_cast<std::size_t>(w)] &= seen[w];
       lists.seen_by_any[static_cast<std::size_t>(w)] |= seen[w];
     }
-    for (int j = 0; j < group; ++j) {
-      const int vector = i * group + j;
-      const std::int64_t q_head = std::int64_t{h} * group + j;
-      scratch.q[vector] = query.q.data + (first_row + i) * query.q.row_stride + q_head * query.q.head_stride;
-      scratch.out[vector] = call.out.data + (first_row + i) * call.out.row_stride + q_head * call.out.head_stride;
-      scratch.visible[vector] = seen;
-      if (query.params.sinks != nullptr) scratch.sinks[vector] = query.params.sinks + q_head;
-    }
   }
-  TileArgs args;
-  args.head_dim = shape_.head_dim;
-  args.n = n_rows * group;
-  args.q = scratch.q;
-  args.params = query.params;
-  args.sinks = query.params.sinks == nullptr ? nullptr : scratch.sinks;
-  args.out = scratch.out;
+  const TileArgs args =
+      scratch.vectors.Fill(shape_, query.q, query.visible, query.params, call.out, h, first_row, n_rows);
   task.rows_visible = CountVisible(lists.seen_by_any.data(), 0, query.kv.n_kv);
   task.rows_read = task.rows_visible;
 
@@ -178,8 +146,8 @@ void PromptOperator::RunTile(const Call& call, Task& task, Lists& lists, const S
   const bool pays = covered >= kMinCoveredRows && (task.measure || call.thresholds.heads()[h].tau > 0.0f);
   BeginTile(args, scratch.tile);
   const auto attend_exactly = [&](std::int64_t first, std::int64_t end) {
-    TileRows rows = Rows(query.kv, h, first, end - first);
-    rows.visible = scratch.visible;
+    TileRows rows = RowsOf(query.kv, h, first, end - first);
+    rows.visible = scratch.vectors.visible();
     rows.first_bit = first;
     AttendTile(args, rows, scratch.tile);
   };
@@ -212,7 +180,7 @@ void PromptOperator::AttendClusters(const Call& call, int kv_head, std::span<con
                                     const TileArgs& args, const Scratch& scratch) const {
   lists.rows.clear();
   call.plan.AppendRows(kv_head, clusters, /*packed=*/false, lists.rows);
-  TileRows rows = Rows(call.query.kv, kv_head, 0, std::ssize(lists.rows));
+  TileRows rows = RowsOf(call.query.kv, kv_head, 0, std::ssize(lists.rows));
   rows.rows = lists.rows.data();
   AttendTile(args, rows, scratch.tile);
 }

@@ -29,8 +29,7 @@ namespace scsa {
 struct PromptQuery {
   const QueryView& q;
   const KvView& kv;
-  const std::uint64_t* visible;  // bitmap of query row i at visible + i * visible_stride
-  std::int64_t visible_stride;
+  const VisibleSets& visible;  // bitmaps, of every row
   const LogitParams& params;
 };
 
@@ -79,7 +78,6 @@ class PromptOperator {
                       const BlockRange& range, std::uint64_t covered) const;
   void Measure(const Call& call, Task& task, Lists& lists, const Scratch& scratch, const TileArgs& args,
                const BlockRange& range) const;
-  static TileRows Rows(const KvView& kv, int kv_head, std::int64_t first, std::int64_t n_rows);
   void AttendClusters(const Call& call, int kv_head, std::span<const std::int32_t> clusters, Lists& lists,
                       const TileArgs& args, const Scratch& scratch) const;
 

@@ -30,13 +30,15 @@ struct TileEstimates {
     ScratchLayout layout(memory);
     const std::size_t n_clusters = n_blocks * slots;
     gauges = layout.Take<float>(padded);
+    spreads = layout.Take<float>(n_blocks * padded);
     masses = layout.Take<float>(n_clusters * kPanel);
     tails = layout.Take<float>(n_clusters * padded);
     bytes = layout.bytes();
   }
-  float* gauges;  // [panel][kPanel]
-  float* masses;  // [cluster][kPanel], of one panel: estimates relative to the gauge
-  float* tails;   // [panel][cluster][kPanel]: logits log m + a first, then tail weights relative to the gauge
+  float* gauges;   // [panel][kPanel]
+  float* spreads;  // [panel][block][kPanel]: sum_d shape_d q_d^2
+  float* masses;   // [cluster][kPanel], of one panel: estimates relative to the gauge
+  float* tails;    // [panel][cluster][kPanel]: logits log m + a first, then tail weights relative to the gauge
   std::size_t bytes;
 };
 
@@ -153,7 +155,7 @@ inline void EstimateTileWith(const TileArgs& args, const BlockRange& range, floa
   const std::size_t padded = PaddedVectors(args);
   const TileEstimates e(memory, padded, n_blocks, slots);
   const auto record_of = [&](std::size_t block) { return range.Keys(static_cast<std::int64_t>(block)); };
-  // sum_d shape_d q_d^2 of a panel. Cheap enough to be computed with the logits and again with the weights.
+  const auto spreads_at = [&](std::size_t block, std::size_t i0) { return e.spreads + i0 * n_blocks + block * kPanel; };
   const auto spreads_of = [&](const ConstKeyRecord& record, std::size_t i0, float* spreads) {
     const FullTag d;
     for (std::size_t j = 0; j < kPanel; j += hn::Lanes(d)) {
@@ -168,7 +170,6 @@ inline void EstimateTileWith(const TileArgs& args, const BlockRange& range, floa
   };
 
   std::fill_n(e.gauges, padded, -HUGE_VALF);
-  HWY_ALIGN float spreads[kPanel];
   for (std::size_t block = 0; block < n_blocks; ++block) {
     if (range.blocks[block] == nullptr) continue;
     const ConstKeyRecord record = record_of(block);
@@ -179,8 +180,8 @@ inline void EstimateTileWith(const TileArgs& args, const BlockRange& range, floa
         // slots is a multiple of kBroadcast, so that nothing beyond the chunk's clusters is written.
         float* logits = e.tails + i0 * n_clusters + (block * slots + first) * kPanel;
         ScorePanel(head_dim, in_chunk, s.q + i0 * head_dim, s.k, logits);
-        spreads_of(record, i0, spreads);
-        BlockLogits(record, first, in_chunk, spreads, logits, e.gauges + i0);
+        if (first == 0) spreads_of(record, i0, spreads_at(block, i0));
+        BlockLogits(record, first, in_chunk, spreads_at(block, i0), logits, e.gauges + i0);
       }
     }
   }
@@ -194,8 +195,7 @@ inline void EstimateTileWith(const TileArgs& args, const BlockRange& range, floa
     for (std::size_t block = 0; block < n_blocks; ++block) {
       if (range.blocks[block] == nullptr) continue;
       const ConstKeyRecord record = record_of(block);
-      spreads_of(record, i0, spreads);
-      BlockWeightsOf(record, slots, tail_shrink, spreads, e.gauges + i0,
+      BlockWeightsOf(record, slots, tail_shrink, spreads_at(block, i0), e.gauges + i0,
                      e.tails + i0 * n_clusters + block * slots * kPanel, e.masses + block * slots * kPanel, sums);
     }
     for (std::size_t i = 0; i < kPanel; ++i) {
@@ -285,22 +285,31 @@ HWY_INLINE CommonGauge GaugeOf(const TileState& state, const TileState& tail, st
   return {max, std::exp(state.max[i] - max), tail.sum[i] > 0.0f ? std::exp(tail.max[i] - max) : 0.0f};
 }
 
+// to[...] = state.num * of_state + tail.num * of_tail for the panel from vector i0 on, of which the factors are.
+HWY_INLINE void MixPanel(std::size_t head_dim, std::size_t i0, const TileState& state, const TileState& tail,
+                         const float* of_state, const float* of_tail, float* to) {
+  for (std::size_t at = i0 * head_dim; at < (i0 + kPanel) * head_dim; at += kPanel) {
+    for (std::size_t i = 0; i < kPanel; ++i) {
+      to[at + i] = state.num[at + i] * of_state[i] + tail.num[at + i] * of_tail[i];
+    }
+  }
+}
+
 inline void AddTailWith(const TileArgs& args, void* memory, void* scratch) {
   const TileState state = TileScratch(args, scratch).state;
   const TileState tail = TailState(args, memory);
   const auto head_dim = static_cast<std::size_t>(args.head_dim);
   for (std::size_t i0 = 0; i0 < PaddedVectors(args); i0 += kPanel) {
-    CommonGauge gauges[kPanel];
+    float of_state[kPanel];
+    float of_tail[kPanel];
     for (std::size_t i = 0; i < kPanel; ++i) {
-      gauges[i] = GaugeOf(state, tail, i0 + i);
-      state.max[i0 + i] = gauges[i].max;
-      state.sum[i0 + i] = state.sum[i0 + i] * gauges[i].state + tail.sum[i0 + i] * gauges[i].tail;
+      const CommonGauge gauge = GaugeOf(state, tail, i0 + i);
+      state.max[i0 + i] = gauge.max;
+      state.sum[i0 + i] = state.sum[i0 + i] * gauge.state + tail.sum[i0 + i] * gauge.tail;
+      of_state[i] = gauge.state;
+      of_tail[i] = gauge.tail;
     }
-    for (std::size_t at = i0 * head_dim; at < (i0 + kPanel) * head_dim; at += kPanel) {
-      for (std::size_t i = 0; i < kPanel; ++i) {
-        state.num[at + i] = state.num[at + i] * gauges[i].state + tail.num[at + i] * gauges[i].tail;
-      }
-    }
+    MixPanel(head_dim, i0, state, tail, of_state, of_tail, state.num);
   }
 }
 
@@ -324,11 +333,7 @@ inline void OutputWithTailWith(const TileArgs& args, void* scratch, void* memory
       of_state[i] = gauge.state * factor;
       of_tail[i] = gauge.tail * factor;
     }
-    for (std::size_t at = i0 * head_dim; at < (i0 + kPanel) * head_dim; at += kPanel) {
-      for (std::size_t i = 0; i < kPanel; ++i) {
-        tail.num[at + i] = state.num[at + i] * of_state[i] + tail.num[at + i] * of_tail[i];
-      }
-    }
+    MixPanel(head_dim, i0, state, tail, of_state, of_tail, tail.num);
   }
 }
 

@@ -205,4 +205,14 @@ void AddStats(scsa_plugin_stats& sum, const scsa_plugin_stats& part) {
   sum.calibrated_layers = part.calibrated_layers;
 }
 
+std::optional<double> PromptRowsRead(const scsa_plugin_stats& stats) {
+  if (stats.prompt_rows_visible == 0) return std::nullopt;
+  return static_cast<double>(stats.prompt_rows_read) / static_cast<double>(stats.prompt_rows_visible);
+}
+
+std::optional<double> PromptError(const scsa_plugin_stats& stats) {
+  if (stats.prompt_audited_tiles == 0) return std::nullopt;
+  return 1e-6 * static_cast<double>(stats.prompt_error_millionths) / static_cast<double>(stats.prompt_audited_tiles);
+}
+
 }  // namespace scsa::tool

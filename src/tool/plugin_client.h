@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,5 +64,9 @@ class ScopedObserver {
 scsa_plugin_stats StatsDifference(const scsa_plugin_stats& later, const scsa_plugin_stats& earlier);
 // Adds the totals of `part` to `sum`; of the others the value of `part` stands.
 void AddStats(scsa_plugin_stats& sum, const scsa_plugin_stats& part);
+// Of sparse prompts: rows read as a share of the visible ones, tile by tile, and the mean error of measured tiles.
+// Empty where there were none.
+std::optional<double> PromptRowsRead(const scsa_plugin_stats& stats);
+std::optional<double> PromptError(const scsa_plugin_stats& stats);
 
 }  // namespace scsa::tool

@@ -84,14 +84,8 @@ std::vector<PrefillResult> MeasurePrefill(const PrefillBenchOptions& options, co
     result.step_ms = Quantile(of_arm.step_ms, 0.5);
     result.speedup = llama_s / result.ttft_s;
     result.kl_prompt = KlDivergence(exact.log_probabilities, of_arm.log_probabilities);
-    const scsa_plugin_stats& stats = of_arm.stats;
-    if (stats.prompt_rows_visible > 0) {
-      result.rows_read = static_cast<double>(stats.prompt_rows_read) / static_cast<double>(stats.prompt_rows_visible);
-    }
-    if (stats.prompt_audited_tiles > 0) {
-      result.error =
-          1e-6 * static_cast<double>(stats.prompt_error_millionths) / static_cast<double>(stats.prompt_audited_tiles);
-    }
+    result.rows_read = PromptRowsRead(of_arm.stats);
+    result.error = PromptError(of_arm.stats);
     results.push_back(result);
   }
   return results;

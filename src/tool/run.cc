@@ -59,18 +59,8 @@ struct Figures {
   std::vector<double> sparse_ms;
   std::vector<double> exact_ms;
 
-  // Of a sparse prompt: rows read as a share of the visible ones, tile by tile, and the mean error of measured tiles.
-  std::optional<double> prompt_rows_read, prompt_error;
+  scsa_plugin_stats prompt_stats{};  // of the prompt
 
-  void CountPrompt(const scsa_plugin_stats& spent) {
-    if (spent.prompt_rows_visible > 0) {
-      prompt_rows_read = static_cast<double>(spent.prompt_rows_read) / static_cast<double>(spent.prompt_rows_visible);
-    }
-    if (spent.prompt_audited_tiles > 0) {
-      prompt_error =
-          1e-6 * static_cast<double>(spent.prompt_error_millionths) / static_cast<double>(spent.prompt_audited_tiles);
-    }
-  }
   double TokensPerSecond() const { return decode_seconds > 0.0 ? answer_tokens / decode_seconds : 0.0; }
 };
 
@@ -95,7 +85,8 @@ int ContextSize(const CommandOptions& options, const Model& model, std::size_t p
 
 // What sparse prompts read; empty where the prompt is exact.
 std::string PromptReadsText(const Figures& figures) {
-  return figures.prompt_rows_read ? fmt::format(", rows read {:.1f} %", 100.0 * *figures.prompt_rows_read) : "";
+  const auto rows_read = PromptRowsRead(figures.prompt_stats);
+  return rows_read ? fmt::format(", rows read {:.1f} %", 100.0 * *rows_read) : "";
 }
 
 void Prefill(const PluginClient& plugin, Context& context, std::span<const llama_token> prompt, Figures& figures) {
@@ -104,7 +95,7 @@ void Prefill(const PluginClient& plugin, Context& context, std::span<const llama
   const int total = static_cast<int>(prompt.size());
   const scsa_plugin_stats before = plugin.Stats();
   context.Decode(prompt, [&](int done) {
-    figures.CountPrompt(StatsDifference(plugin.Stats(), before));
+    figures.prompt_stats = StatsDifference(plugin.Stats(), before);
     progress.Show("reading: " + RateText(done, total, SecondsSince(start)) + PromptReadsText(figures));
   });
   figures.prompt_tokens = total;
@@ -185,11 +176,11 @@ std::string ErrorText(const scsa_plugin_audit& audit) {
 }
 
 std::string FiguresLine(const CommandOptions& options, const Figures& figures) {
+  const auto prompt_error = PromptError(figures.prompt_stats);
   std::string line =
       fmt::format("{} tokens at {:.1f} tok/s (prompt: {} tokens at {:.1f} tok/s{}{})", figures.answer_tokens,
                   figures.TokensPerSecond(), figures.prompt_tokens, figures.prompt_tokens / figures.prefill_seconds,
-                  PromptReadsText(figures),
-                  figures.prompt_error ? fmt::format(", measured error {:.4f}", *figures.prompt_error) : "");
+                  PromptReadsText(figures), prompt_error ? fmt::format(", measured error {:.4f}", *prompt_error) : "");
   if (!figures.rows_read) {
     return line + (options.mode == "off" ? ", llama.cpp's attention" : ", exact attention") + CalibrationText(figures);
   }
@@ -217,8 +208,8 @@ std::string FiguresJson(const CommandOptions& options, const Model& model, const
   object["answer"] = answer;
   object["prompt_tokens"] = figures.prompt_tokens;
   object["prefill_tok_s"] = figures.prompt_tokens / figures.prefill_seconds;
-  object["prompt_rows_read"] = number(figures.prompt_rows_read);
-  object["prompt_error_mean"] = number(figures.prompt_error);
+  object["prompt_rows_read"] = number(PromptRowsRead(figures.prompt_stats));
+  object["prompt_error_mean"] = number(PromptError(figures.prompt_stats));
   object["answer_tokens"] = figures.answer_tokens;
   object["tok_s"] = figures.TokensPerSecond();
   object["rows_read"] = number(figures.rows_read);

@@ -24,6 +24,11 @@ void LogCallback(ggml_log_level level, const char* text, void* verbose) {
   if (verbose != nullptr) fmt::print(stderr, "{}", text);
 }
 
+std::string DecodeError() {
+  return fmt::format("llama.cpp failed to decode ({})",
+                     g_last_llama_error.empty() ? "context full" : g_last_llama_error);
+}
+
 }  // namespace
 
 void ConfigureLlamaLog(bool verbose) {
@@ -129,15 +134,6 @@ Context::Context(const Model& model, int n_ctx, CacheType type, int threads) : n
                                 g_last_llama_error.empty() ? "no reason given" : g_last_llama_error));
   }
 }
-
-namespace {
-
-std::string DecodeError() {
-  return fmt::format("llama.cpp failed to decode ({})",
-                     g_last_llama_error.empty() ? "context full" : g_last_llama_error);
-}
-
-}  // namespace
 
 void Context::Decode(std::span<const llama_token> tokens, const std::function<void(int)>& progress) {
   for (std::size_t begin = 0; begin < tokens.size();) {

@@ -73,7 +73,8 @@ class PromptOperatorTest : public ::testing::Test {
     const QueryView q{q_.data(), static_cast<std::int64_t>(RowFloats()), shape_.head_dim, n_q_};
     std::vector<float> out(q_.size());
     const OutView view{out.data(), q.row_stride, q.head_stride};
-    const PromptQuery query{q, kv_, bitmaps.data(), words, params_};
+    const VisibleSets visible{bitmaps.data(), words};
+    const PromptQuery query{q, kv_, visible, params_};
     EXPECT_TRUE(operator_->Attend(*plan_, query, *thresholds_, n_threads, workspace_, view).ok());
     return out;
   }
