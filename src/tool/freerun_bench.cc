@@ -9,15 +9,14 @@
 #include <span>
 
 #include "chat.h"
+#include "retrieval_prompt.h"
 #include "stats.h"
 #include "tool_error.h"
 
 namespace scsa::tool {
 namespace {
 
-constexpr int kStartStride = 16;     // tokens from one start to the next
-constexpr int kQuestionTokens = 96;  // at most, with the template's
-constexpr int kAnswerTokens = 24;    // per number that is asked for
+constexpr int kStartStride = 16;  // tokens from one start to the next
 
 // One arm with a cache of its own, at the end of its calibration window.
 class ArmSession {
@@ -167,15 +166,9 @@ class FreerunMeasurement {
   // One haystack and its questions.
   void Search(std::string_view text, int haystack) {
     const RetrievalSet set = MakeRetrievalSet(options_.seed, haystack);
-    const auto tokenize = [&](std::string_view part) { return model_.Tokenize(part, false, false); };
     const ChatFrame frame = ChatFrameOf(model_);
-    std::vector<llama_token> tokens = frame.before;
-    const std::vector<llama_token> introduction =
-        tokenize("Some facts are hidden in the following text. Remember them: you will be asked for them.\n\n");
-    tokens.insert(tokens.end(), introduction.begin(), introduction.end());
-    const std::vector<llama_token> filled =
-        BuildHaystack(tokenize, TextOf(text, haystack), set.needles, context_ - static_cast<int>(tokens.size()));
-    tokens.insert(tokens.end(), filled.begin(), filled.end());
+    const std::vector<llama_token> tokens =
+        HaystackTokens(model_, frame, TextOf(text, haystack), set.needles, context_);
 
     const std::span<const llama_token> all(tokens);
     const int saved = context_ - options_.calibrate;
@@ -195,14 +188,7 @@ class FreerunMeasurement {
         const RetrievalQuestion& question = set.questions[i];
         show(fmt::format("question {}/{}", i + 1, set.questions.size()));
         if (i > 0) session.Rewind();
-        std::vector<llama_token> asked = tokenize(fmt::format("\n\nQuestion: {}", question.question));
-        asked.insert(asked.end(), frame.after.begin(), frame.after.end());
-        const std::vector<llama_token> start = tokenize(question.answer_start);
-        asked.insert(asked.end(), start.begin(), start.end());
-        if (static_cast<int>(asked.size()) > kQuestionTokens) {
-          throw ToolError("the model's chat template is too long for this command");
-        }
-        session.Read(asked);
+        session.Read(QuestionTokens(model_, frame, question));
         Answer answer = Reply(session, kAnswerTokens * static_cast<int>(question.expected.size()));
         answer.found = FoundNumbers(answer.text, question.expected);
         result_.answers[first + i].push_back(std::move(answer));

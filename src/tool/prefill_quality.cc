@@ -9,6 +9,7 @@
 
 #include "chat.h"
 #include "freerun_tasks.h"
+#include "retrieval_prompt.h"
 #include "stats.h"
 #include "tool_error.h"
 
@@ -17,8 +18,6 @@ namespace {
 
 constexpr std::uint64_t kSeed = 1;  // of the hidden numbers
 constexpr int kHidden = 4;
-constexpr int kQuestionTokens = 96;  // at most, with the template's
-constexpr int kAnswerTokens = 24;
 constexpr std::size_t kShowEvery = 64;  // tokens
 
 // A haystack as a prompt, and how a question about it goes on.
@@ -32,14 +31,7 @@ Document MakeDocument(const Model& model, std::string_view text, int length) {
   Document document;
   document.facts = MakePasskeySet(kSeed, kHidden);
   document.frame = ChatFrameOf(model);
-  const auto tokenize = [&](std::string_view part) { return model.Tokenize(part, false, false); };
-  document.tokens = document.frame.before;
-  const std::vector<llama_token> introduction =
-      tokenize("Some facts are hidden in the following text. Remember them: you will be asked for them.\n\n");
-  document.tokens.insert(document.tokens.end(), introduction.begin(), introduction.end());
-  const std::vector<llama_token> filled =
-      BuildHaystack(tokenize, text, document.facts.needles, length - static_cast<int>(document.tokens.size()));
-  document.tokens.insert(document.tokens.end(), filled.begin(), filled.end());
+  document.tokens = HaystackTokens(model, document.frame, text, document.facts.needles, length);
   return document;
 }
 
@@ -103,14 +95,7 @@ class Reader {
   }
 
   void Ask(Context& context, const RetrievalQuestion& question, PrefillQuality& quality) {
-    std::vector<llama_token> asked = model_.Tokenize(fmt::format("\n\nQuestion: {}", question.question), false, false);
-    asked.insert(asked.end(), document_.frame.after.begin(), document_.frame.after.end());
-    const std::vector<llama_token> start = model_.Tokenize(question.answer_start, false, false);
-    asked.insert(asked.end(), start.begin(), start.end());
-    if (static_cast<int>(asked.size()) > kQuestionTokens) {
-      throw ToolError("the model's chat template is too long for this command");
-    }
-    context.Decode(asked);
+    context.Decode(QuestionTokens(model_, document_.frame, question));
     std::string answer;
     for (int i = 0; i < kAnswerTokens; ++i) {
       const llama_token token = Argmax(context.Logits());

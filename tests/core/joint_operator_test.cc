@@ -72,78 +72,15 @@ class JointOperatorTest : public ::testing::Test {
     return test::UsableClusters(*plan_, shape_, kv_head, visible_);
   }
 
-  // The whole method of joint_operator.h for one KV head, in double.
+  // The method for one KV head, in double.
   std::vector<Vector> Restated(int kv_head, double tau, std::int64_t* rows_read) const {
-    const std::vector<PlainCluster> clusters = UsableClusters(kv_head);
-    std::vector<bool> covered(cache_->n_rows(), false);
-    for (const PlainCluster& c : clusters) {
-      for (const std::int64_t r : c.rows) covered[r] = true;
+    std::vector<test::RestatedQuery> queries;
+    for (int i = 0; i < shape_.group(); ++i) {
+      const int q_head = kv_head * shape_.group() + i;
+      queries.push_back({q_.data() + std::int64_t{q_head} * shape_.head_dim, q_head, &visible_});
     }
-    const int group = shape_.group();
-    std::vector<double> shares(clusters.size(), 0.0);
-    std::vector<std::vector<double>> tails(group, std::vector<double>(clusters.size()));
-    for (int i = 0; i < group; ++i) {
-      const int q_head = kv_head * group + i;
-      Vector qs = test::ToDouble(q_.data() + std::int64_t{q_head} * shape_.head_dim, shape_.head_dim);
-      for (double& x : qs) x *= params_.scale;
-      double total = params_.sinks != nullptr ? std::exp(params_.sinks[q_head]) : 0.0;
-      for (std::int64_t r = 0; r < cache_->n_rows(); ++r) {
-        if (visible_[r] && !covered[r]) total += std::exp(test::DotOf(qs, cache_->DecodedKey(r, kv_head)));
-      }
-      std::vector<double> estimates(clusters.size());
-      for (std::size_t c = 0; c < clusters.size(); ++c) {
-        double spread = 0;
-        for (int d = 0; d < shape_.head_dim; ++d) spread += clusters[c].shape[d] * qs[d] * qs[d];
-        const double s = clusters[c].half_trace * spread;
-        const double mass =
-            static_cast<double>(clusters[c].rows.size()) * std::exp(test::DotOf(qs, clusters[c].centroid));
-        estimates[c] = mass * std::exp(s);
-        tails[i][c] = mass * (1 + config_.tail_shrink * s);
-        total += estimates[c];
-      }
-      for (std::size_t c = 0; c < clusters.size(); ++c) shares[c] += estimates[c] / total / group;
-    }
-    std::vector<std::size_t> order(clusters.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
-      return shares[a] / static_cast<double>(clusters[a].rows.size()) >
-             shares[b] / static_cast<double>(clusters[b].rows.size());
-    });
-    double closed = 0;
-    while (!order.empty() && closed + shares[order.back()] < tau) {
-      closed += shares[order.back()];
-      order.pop_back();
-    }
-    std::vector<bool> opened(clusters.size(), false);
-    for (const std::size_t c : order) opened[c] = true;
-
-    *rows_read = 0;
-    for (std::int64_t r = 0; r < cache_->n_rows(); ++r) *rows_read += visible_[r] && !covered[r];
-    for (std::size_t c = 0; c < clusters.size(); ++c) {
-      if (opened[c]) *rows_read += std::ssize(clusters[c].rows);
-    }
-    std::vector<Vector> outputs;
-    for (int i = 0; i < group; ++i) {
-      const int q_head = kv_head * group + i;
-      Vector qs = test::ToDouble(q_.data() + std::int64_t{q_head} * shape_.head_dim, shape_.head_dim);
-      for (double& x : qs) x *= params_.scale;
-      test::PlainSoftmax softmax(shape_.head_dim);
-      const auto add_row = [&](std::int64_t r) {
-        softmax.Add(test::DotOf(qs, cache_->DecodedKey(r, kv_head)), cache_->DecodedValue(r, kv_head));
-      };
-      for (std::int64_t r = 0; r < cache_->n_rows(); ++r) {
-        if (visible_[r] && !covered[r]) add_row(r);
-      }
-      for (std::size_t c = 0; c < clusters.size(); ++c) {
-        if (opened[c]) {
-          for (const std::int64_t r : clusters[c].rows) add_row(r);
-        } else {
-          softmax.Add(std::log(tails[i][c]), clusters[c].value_mean);
-        }
-      }
-      outputs.push_back(params_.sinks == nullptr ? softmax.Output() : softmax.Output(params_.sinks[q_head]));
-    }
-    return outputs;
+    return test::RestateJointMethod(*cache_, shape_, config_, params_, kv_head, UsableClusters(kv_head), queries, tau,
+                                    rows_read);
   }
 
   void ExpectRestated(float tau, double tolerance) {

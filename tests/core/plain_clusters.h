@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The clusters of a BlockPlan, decoded plainly.
+// The clusters of a BlockPlan, decoded plainly, and the method of preset `fast` over them.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "core/block_plan.h"
@@ -55,6 +58,92 @@ inline std::vector<PlainCluster> UsableClusters(const BlockPlan& plan, const Sha
     }
   }
   return clusters;
+}
+
+// A query vector, not scaled, and the rows that it sees.
+struct RestatedQuery {
+  const float* q;
+  int q_head;
+  const std::vector<bool>* visible;
+};
+
+// The whole method of joint_operator.h, in double, for queries of one KV head that open one set of the clusters
+// together. *rows_read: rows that some query sees outside the clusters, and those of opened ones. The outputs.
+inline std::vector<Vector> RestateJointMethod(const SyntheticCache& cache, const Shape& shape, const Config& config,
+                                              const LogitParams& params, int kv_head,
+                                              const std::vector<PlainCluster>& clusters,
+                                              const std::vector<RestatedQuery>& queries, double tau,
+                                              std::int64_t* rows_read) {
+  std::vector<bool> covered(cache.n_rows(), false);
+  for (const PlainCluster& c : clusters) {
+    for (const std::int64_t r : c.rows) covered[r] = true;
+  }
+  const std::size_t n = queries.size();
+  std::vector<Vector> scaled;
+  std::vector<Vector> tails(n, Vector(clusters.size()));
+  std::vector<double> shares(clusters.size(), 0.0);
+  for (std::size_t i = 0; i < n; ++i) {
+    Vector qs = ToDouble(queries[i].q, shape.head_dim);
+    for (double& x : qs) x *= params.scale;
+    double total = params.sinks != nullptr ? std::exp(params.sinks[queries[i].q_head]) : 0.0;
+    for (std::int64_t r = 0; r < cache.n_rows(); ++r) {
+      if ((*queries[i].visible)[r] && !covered[r]) total += std::exp(DotOf(qs, cache.DecodedKey(r, kv_head)));
+    }
+    std::vector<double> estimates(clusters.size());
+    for (std::size_t c = 0; c < clusters.size(); ++c) {
+      double spread = 0;
+      for (int d = 0; d < shape.head_dim; ++d) spread += clusters[c].shape[d] * qs[d] * qs[d];
+      const double s = clusters[c].half_trace * spread;
+      const double mass = static_cast<double>(clusters[c].rows.size()) * std::exp(DotOf(qs, clusters[c].centroid));
+      estimates[c] = mass * std::exp(s);
+      tails[i][c] = mass * (1 + config.tail_shrink * s);
+      total += estimates[c];
+    }
+    for (std::size_t c = 0; c < clusters.size(); ++c) shares[c] += estimates[c] / total / static_cast<double>(n);
+    scaled.push_back(qs);
+  }
+  std::vector<std::size_t> order(clusters.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
+    return shares[a] / static_cast<double>(clusters[a].rows.size()) >
+           shares[b] / static_cast<double>(clusters[b].rows.size());
+  });
+  double closed = 0;
+  while (!order.empty() && closed + shares[order.back()] < tau) {
+    closed += shares[order.back()];
+    order.pop_back();
+  }
+  std::vector<bool> opened(clusters.size(), false);
+  for (const std::size_t c : order) opened[c] = true;
+
+  *rows_read = 0;
+  for (std::int64_t r = 0; r < cache.n_rows(); ++r) {
+    bool seen = false;
+    for (const RestatedQuery& query : queries) seen = seen || (*query.visible)[r];
+    *rows_read += seen && !covered[r];
+  }
+  for (std::size_t c = 0; c < clusters.size(); ++c) {
+    if (opened[c]) *rows_read += std::ssize(clusters[c].rows);
+  }
+  std::vector<Vector> outputs;
+  for (std::size_t i = 0; i < n; ++i) {
+    PlainSoftmax softmax(shape.head_dim);
+    const auto add_row = [&](std::int64_t r) {
+      softmax.Add(DotOf(scaled[i], cache.DecodedKey(r, kv_head)), cache.DecodedValue(r, kv_head));
+    };
+    for (std::int64_t r = 0; r < cache.n_rows(); ++r) {
+      if ((*queries[i].visible)[r] && !covered[r]) add_row(r);
+    }
+    for (std::size_t c = 0; c < clusters.size(); ++c) {
+      if (opened[c]) {
+        for (const std::int64_t r : clusters[c].rows) add_row(r);
+      } else {
+        softmax.Add(std::log(tails[i][c]), clusters[c].value_mean);
+      }
+    }
+    outputs.push_back(params.sinks == nullptr ? softmax.Output() : softmax.Output(params.sinks[queries[i].q_head]));
+  }
+  return outputs;
 }
 
 }  // namespace scsa::test

@@ -16,7 +16,6 @@
 namespace scsa {
 namespace {
 
-using test::PlainCluster;
 using test::SyntheticCache;
 using test::Vector;
 
@@ -95,107 +94,41 @@ class PromptOperatorTest : public ::testing::Test {
     return sum / ((end_row - first_row) * shape_.group());
   }
 
-  // The rows of one tile for one KV head, in double: outputs [row][query head of the group].
-  std::vector<std::vector<Vector>> Restated(int kv_head, int first_row, int end_row, double tau,
-                                            std::uint64_t* rows_read) const {
+  // The rows of one tile for one KV head, in double: outputs by query row, then query head of the group.
+  std::vector<Vector> Restated(int kv_head, int first_row, int end_row, double tau, std::int64_t* rows_read) const {
     std::vector<bool> seen_by_all(kv_.n_kv, true);
+    std::vector<test::RestatedQuery> queries;
     for (int i = first_row; i < end_row; ++i) {
       for (std::int64_t r = 0; r < kv_.n_kv; ++r) seen_by_all[r] = seen_by_all[r] && visible_[i][r];
-    }
-    const std::vector<PlainCluster> clusters = test::UsableClusters(*plan_, shape_, kv_head, seen_by_all);
-    std::vector<bool> covered(kv_.n_kv, false);
-    for (const PlainCluster& c : clusters) {
-      for (const std::int64_t r : c.rows) covered[r] = true;
-    }
-    const int group = shape_.group();
-    const int n = (end_row - first_row) * group;
-    std::vector<Vector> queries, tails;
-    std::vector<double> shares(clusters.size(), 0.0);
-    for (int v = 0; v < n; ++v) {
-      const int row = first_row + v / group;
-      const int q_head = kv_head * group + v % group;
-      Vector qs =
-          test::ToDouble(q_.data() + row * RowFloats() + std::int64_t{q_head} * shape_.head_dim, shape_.head_dim);
-      for (double& x : qs) x *= params_.scale;
-      double total = params_.sinks != nullptr ? std::exp(params_.sinks[q_head]) : 0.0;
-      for (std::int64_t r = 0; r < kv_.n_kv; ++r) {
-        if (visible_[row][r] && !covered[r]) total += std::exp(test::DotOf(qs, cache_->DecodedKey(r, kv_head)));
+      for (int h = kv_head * shape_.group(); h < (kv_head + 1) * shape_.group(); ++h) {
+        queries.push_back({q_.data() + i * RowFloats() + std::int64_t{h} * shape_.head_dim, h, &visible_[i]});
       }
-      Vector estimates(clusters.size()), tail(clusters.size());
-      for (std::size_t c = 0; c < clusters.size(); ++c) {
-        double spread = 0;
-        for (int d = 0; d < shape_.head_dim; ++d) spread += clusters[c].shape[d] * qs[d] * qs[d];
-        const double s = clusters[c].half_trace * spread;
-        const double mass =
-            static_cast<double>(clusters[c].rows.size()) * std::exp(test::DotOf(qs, clusters[c].centroid));
-        estimates[c] = mass * std::exp(s);
-        tail[c] = mass * (1 + config_.tail_shrink * s);
-        total += estimates[c];
-      }
-      for (std::size_t c = 0; c < clusters.size(); ++c) shares[c] += estimates[c] / total / n;
-      queries.push_back(qs);
-      tails.push_back(tail);
     }
-    std::vector<std::size_t> order(clusters.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
-      return shares[a] / static_cast<double>(clusters[a].rows.size()) >
-             shares[b] / static_cast<double>(clusters[b].rows.size());
-    });
-    double closed = 0;
-    while (!order.empty() && closed + shares[order.back()] < tau) {
-      closed += shares[order.back()];
-      order.pop_back();
-    }
-    std::vector<bool> opened(clusters.size(), false);
-    for (const std::size_t c : order) {
-      opened[c] = true;
-      *rows_read += clusters[c].rows.size();
-    }
-    for (std::int64_t r = 0; r < kv_.n_kv; ++r) {
-      bool seen = false;
-      for (int i = first_row; i < end_row; ++i) seen = seen || visible_[i][r];
-      *rows_read += seen && !covered[r];
-    }
-    std::vector<std::vector<Vector>> outputs(end_row - first_row);
-    for (int v = 0; v < n; ++v) {
-      const int row = first_row + v / group;
-      test::PlainSoftmax softmax(shape_.head_dim);
-      const auto add_row = [&](std::int64_t r) {
-        softmax.Add(test::DotOf(queries[v], cache_->DecodedKey(r, kv_head)), cache_->DecodedValue(r, kv_head));
-      };
-      for (std::int64_t r = 0; r < kv_.n_kv; ++r) {
-        if (visible_[row][r] && !covered[r]) add_row(r);
-      }
-      for (std::size_t c = 0; c < clusters.size(); ++c) {
-        if (opened[c]) {
-          for (const std::int64_t r : clusters[c].rows) add_row(r);
-        } else {
-          softmax.Add(std::log(tails[v][c]), clusters[c].value_mean);
-        }
-      }
-      outputs[v / group].push_back(
-          params_.sinks == nullptr ? softmax.Output() : softmax.Output(params_.sinks[kv_head * group + v % group]));
-    }
-    return outputs;
+    return test::RestateJointMethod(*cache_, shape_, config_, params_, kv_head,
+                                    test::UsableClusters(*plan_, shape_, kv_head, seen_by_all), queries, tau,
+                                    rows_read);
   }
 
   void ExpectRestated(float tau) {
     ForceTau(tau);
     const std::vector<float> out = Attend();
     for (int h = 0; h < shape_.kv_heads; ++h) {
-      std::uint64_t rows_read = 0;
+      std::int64_t rows_read = 0;
       for (int first = 0; first < n_q_; first += kPromptTileRows) {
         const int end = std::min(n_q_, first + kPromptTileRows);
-        const auto expected = Restated(h, first, end, tau, &rows_read);
+        std::int64_t rows_of_tile = 0;
+        const std::vector<Vector> expected = Restated(h, first, end, tau, &rows_of_tile);
+        rows_read += rows_of_tile;
         for (int i = first; i < end; ++i) {
           for (int j = 0; j < shape_.group(); ++j) {
-            ASSERT_LT(test::RelativeL2(VectorOf(out, i, h * shape_.group() + j), expected[i - first][j]), 2e-5)
+            ASSERT_LT(
+                test::RelativeL2(VectorOf(out, i, h * shape_.group() + j), expected[(i - first) * shape_.group() + j]),
+                2e-5)
                 << "tau " << tau << ", row " << i;
           }
         }
       }
-      EXPECT_EQ(thresholds_->heads()[h].rows_read, rows_read) << "tau " << tau;
+      EXPECT_EQ(thresholds_->heads()[h].rows_read, static_cast<std::uint64_t>(rows_read)) << "tau " << tau;
       EXPECT_EQ(thresholds_->heads()[h].sparse, thresholds_->heads()[h].tiles);
     }
   }
