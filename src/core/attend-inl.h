@@ -385,10 +385,11 @@ inline void ScoreSlabQuantized(int head_dim, const QuantizedQuery* const* querie
 }
 
 // Up to a tile of scattered rows from place `first` on, to be fetched.
-HWY_INLINE FetchHint ScatteredRows(const RunArgs& args, const std::byte* base, DType type, std::int64_t stride,
+HWY_INLINE FetchHint ScatteredRows(const RunArgs& args, const std::byte* const* places, DType type,
                                    std::int64_t first) {
-  return {base, static_cast<std::int64_t>(RowBytes(type, args.head_dim)), stride,
-          std::min(args.n_rows - first, static_cast<std::int64_t>(kTileRows)), args.rows + first};
+  return {.row_bytes = static_cast<std::int64_t>(RowBytes(type, args.head_dim)),
+          .n_rows = std::min(args.n_rows - first, static_cast<std::int64_t>(kTileRows)),
+          .places = places + first};
 }
 
 template <class D>
@@ -421,17 +422,17 @@ void AttendRunWith(D d, const RunArgs& args, const SoftmaxState& state) {
     const std::uint8_t* const tile_k = k + first * args.k_stride;
     const std::uint8_t* const tile_v = v + first * args.v_stride;
     std::size_t count = 0;
-    if (args.rows != nullptr) {
+    if (args.k_places != nullptr) {
       for (; count < in_tile; ++count) {
-        const std::int64_t row = args.rows[first + static_cast<std::int64_t>(count)];
-        k_rows[count] = k + row * args.k_stride;
-        v_rows[count] = v + row * args.v_stride;
+        const std::int64_t row = first + static_cast<std::int64_t>(count);
+        k_rows[count] = reinterpret_cast<const std::uint8_t*>(args.k_places[row]);
+        v_rows[count] = reinterpret_cast<const std::uint8_t*>(args.v_places[row]);
       }
       const std::int64_t next = first + static_cast<std::int64_t>(kTileRows);
       const auto steps = static_cast<std::int64_t>(in_tile);
       const bool last = next >= args.n_rows;
-      fetch_k = Fetcher(last ? args.next_k : ScatteredRows(args, args.k, args.k_type, args.k_stride, next), steps);
-      fetch_v = Fetcher(last ? args.next_v : ScatteredRows(args, args.v, args.v_type, args.v_stride, next), steps);
+      fetch_k = Fetcher(last ? args.next_k : ScatteredRows(args, args.k_places, args.k_type, next), steps);
+      fetch_v = Fetcher(last ? args.next_v : ScatteredRows(args, args.v_places, args.v_type, next), steps);
     } else if (whole) {
       for (; count < in_tile; ++count) {
         k_rows[count] = tile_k + static_cast<std::int64_t>(count) * args.k_stride;

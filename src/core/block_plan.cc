@@ -85,8 +85,7 @@ std::size_t BlockPlan::Bytes() const {
   return static_cast<std::size_t>(n) * BlockBytes();
 }
 
-void BlockPlan::AppendRows(int kv_head, std::span<const std::int32_t> clusters, bool packed,
-                           std::vector<std::int32_t>& rows) const {
+void BlockPlan::AppendRows(int kv_head, std::span<const std::int32_t> clusters, std::vector<std::int32_t>& rows) const {
   const std::size_t before = rows.size();
   rows.resize(before + clusters.size() * static_cast<std::size_t>(2 * config_.cluster_size));  // at most
   std::int32_t* to = rows.data() + before;
@@ -95,7 +94,7 @@ void BlockPlan::AppendRows(int kv_head, std::span<const std::int32_t> clusters, 
     const std::uint16_t* at = offsets(kv_head, block) + cluster % slots();
     const std::int32_t first = block * block_rows();
     const std::uint16_t* rows_of = members(kv_head, block);
-    for (std::int32_t i = at[0]; i < at[1]; ++i) *to++ = first + (packed ? i : rows_of[i]);
+    for (std::int32_t i = at[0]; i < at[1]; ++i) *to++ = first + rows_of[i];
   }
   rows.resize(static_cast<std::size_t>(to - rows.data()));
 }

@@ -55,10 +55,8 @@ class BlockPlan {
   const std::byte* packed_k(int kv_head, int block) const { return data(block) + Head(kv_head) + parts_.packed_k; }
   const std::byte* packed_v(int kv_head, int block) const { return data(block) + Head(kv_head) + parts_.packed_v; }
 
-  // Appends the rows of clusters, counted through all blocks: their places in the cache or in the packed copies. Throws
-  // std::bad_alloc.
-  void AppendRows(int kv_head, std::span<const std::int32_t> clusters, bool packed,
-                  std::vector<std::int32_t>& rows) const;
+  // Appends the rows of clusters, counted through all blocks. Throws std::bad_alloc.
+  void AppendRows(int kv_head, std::span<const std::int32_t> clusters, std::vector<std::int32_t>& rows) const;
   std::int64_t FirstRow(int block) const;  // first covered row
   std::int64_t EndRow(int block) const { return std::int64_t{block + 1} * block_rows(); }
   std::size_t Bytes() const;

@@ -36,7 +36,6 @@ class Fetcher {
  public:
   Fetcher(const FetchHint& hint, std::int64_t steps)
       : data_(reinterpret_cast<const std::uint8_t*>(hint.data)),
-        rows_(hint.rows),
         places_(hint.places),
         stride_(hint.stride),
         lines_per_row_((hint.row_bytes + kLineBytes - 1) / kLineBytes),
@@ -71,12 +70,11 @@ class Fetcher {
       while (places_[row_] == nullptr) ++row_;
       return reinterpret_cast<const std::uint8_t*>(places_[row_]) + stride_;
     }
-    return data_ + (rows_ == nullptr ? row_ : rows_[row_]) * stride_;
+    return data_ + row_ * stride_;
   }
 
   static constexpr std::int64_t kUnits = 64;  // of a line
   const std::uint8_t* data_;
-  const std::int32_t* rows_;
   const std::byte* const* places_;
   std::int64_t stride_;
   std::int64_t lines_per_row_;

@@ -40,8 +40,7 @@ bool JointOperator::Decide(int kv_head, float tau) {
   scoring_.Finish(kv_head);
   try {
     head.selector.Select({scoring_.shares(kv_head), n}, {scoring_.keys(kv_head), n}, tau, head.opened);
-    head.rows.clear();
-    scoring_.ExpandRows(kv_head, head.opened, head.rows);
+    scoring_.FindRows(kv_head, head.opened, &head.rows);
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -56,15 +55,15 @@ bool JointOperator::Decide(int kv_head, float tau) {
 // Part `part` of `n_parts` of what a KV head reads once its opened set is decided: a share of the opened rows, and the
 // tail of one chunk.
 void JointOperator::Read(int kv_head, int part, int n_parts, const SoftmaxState& state) const {
-  const std::span<const std::int32_t> rows(heads_[kv_head].rows);
+  const OpenedRows& rows = heads_[kv_head].rows;
   constexpr std::size_t kMultiple = 8;  // of the kernels' row blocks
   const std::size_t per_part = ((rows.size() + n_parts - 1) / n_parts + kMultiple - 1) / kMultiple * kMultiple;
   const std::size_t first = std::min(rows.size(), part * per_part);
-  const std::span<const std::int32_t> own = rows.subspan(first, std::min(per_part, rows.size() - first));
+  const RunArgs run = scoring_.OpenedRun(kv_head, rows, first, std::min(per_part, rows.size() - first));
   if (part < scoring_.n_chunks()) {
-    scoring_.FoldTail(kv_head, part, scoring_.tails(kv_head * shape_.group()), scoring_.OpenedRun(kv_head, own), state);
+    scoring_.FoldTail(kv_head, part, scoring_.tails(kv_head * shape_.group()), run, state);
   }
-  scoring_.AttendOpened(kv_head, own, state);
+  AttendRun(run, state);
 }
 
 // opened[b] += rows of block b that the last call opened, summed over the KV heads.

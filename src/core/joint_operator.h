@@ -53,7 +53,7 @@ class JointOperator {
   struct Head {
     JointSelector selector;
     std::vector<std::int32_t> opened;  // clusters
-    std::vector<std::int32_t> rows;    // of opened clusters (JointScoring::ExpandRows)
+    OpenedRows rows;                   // of the opened clusters
     std::vector<std::int32_t> counts;  // of Replay: opened clusters per threshold
     // Of one call: parts of either half that are not done, and whether the opened set is decided.
     std::atomic<int> scoring_left{0};
@@ -76,7 +76,7 @@ class JointOperator {
   Config config_;
   JointScoring scoring_;
   std::unique_ptr<Head[]> heads_;                       // [kv_heads]
-  std::vector<std::vector<std::int32_t>> replay_rows_;  // [threads]
+  std::vector<OpenedRows> replay_rows_;  // [threads]
 };
 
 }  // namespace scsa

@@ -62,10 +62,9 @@ void JointOperator::ReadSegment(int kv_head, std::int64_t t, int thread, const R
     MergeStates(shape_.head_dim, group, part, closed);
   }
   if (t + 1 == states.n_segments) return;
-  std::vector<std::int32_t>& rows = replay_rows_[static_cast<std::size_t>(thread)];
-  rows.clear();
-  scoring_.ExpandRows(kv_head, clusters, rows);
-  scoring_.AttendOpened(kv_head, rows, opened);
+  OpenedRows& rows = replay_rows_[static_cast<std::size_t>(thread)];
+  scoring_.FindRows(kv_head, clusters, &rows);
+  AttendRun(scoring_.OpenedRun(kv_head, rows, 0, rows.size()), opened);
 }
 
 void JointOperator::JudgeThresholds(const JointQuery& query, int kv_head, const ReplayStates& states,

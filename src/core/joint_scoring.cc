@@ -25,6 +25,13 @@ FetchHint RecordsOf(const BlockRange& range, std::size_t bytes, std::size_t at) 
           .places = range.blocks};
 }
 
+// Those of a run's scattered rows that are fetched before it begins.
+FetchHint FirstOf(const RunArgs& run, const std::byte* const* places, DType type) {
+  return {.row_bytes = static_cast<std::int64_t>(RowBytes(type, run.head_dim)),
+          .n_rows = std::min(run.n_rows, kFirstRows),
+          .places = places};
+}
+
 std::int64_t DivCeil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -223,11 +230,8 @@ void JointScoring::FoldTail(int kv_head, int chunk, const float* weights, const 
   args.n = group;
   args.weights = weights + FirstCluster(chunk);
   args.weights_stride = n_clusters_;
-  const std::int64_t n_next = std::min(next.n_rows, kFirstRows);
-  args.next[0] = {next.k, static_cast<std::int64_t>(RowBytes(next.k_type, next.head_dim)), next.k_stride, n_next,
-                  next.rows};
-  args.next[1] = {next.v, static_cast<std::int64_t>(RowBytes(next.v_type, next.head_dim)), next.v_stride, n_next,
-                  next.rows};
+  args.next[0] = FirstOf(next, next.k_places, next.k_type);
+  args.next[1] = FirstOf(next, next.v_places, next.v_type);
   FoldValueMeans(Range(kv_head, chunk), args, state.sum, state.num);
   for (int i = 0; i < group; ++i) {
     // A chunk without closed clusters stays empty: its gauge may belong to an estimate that overflowed.
@@ -235,52 +239,51 @@ void JointScoring::FoldTail(int kv_head, int chunk, const float* weights, const 
   }
 }
 
-RunArgs JointScoring::OpenedRun(int kv_head, std::span<const std::int32_t> rows) const {
+void JointScoring::FindRows(int kv_head, std::span<const std::int32_t> clusters, OpenedRows* rows) const {
+  const BlockPlan& plan = *plan_;
   const KvView& kv = *query_->kv;
+  const bool packed = config_.packed_format != PackedFormat::kNone;
+  const std::size_t row_bytes = packed ? RowBytes(PackedType(config_.packed_format), shape_.head_dim) : 0;
+  const std::size_t most = clusters.size() * static_cast<std::size_t>(2 * config_.cluster_size);
+  rows->k.resize(most);
+  rows->v.resize(most);
+  std::size_t n = 0;
+  for (const std::int32_t cluster : clusters) {
+    const int block = cluster / plan.slots();
+    const std::uint16_t* at = plan.offsets(kv_head, block) + cluster % plan.slots();
+    if (packed) {
+      const std::byte* k = plan.packed_k(kv_head, block);
+      const std::byte* v = plan.packed_v(kv_head, block);
+      for (std::size_t i = at[0]; i < at[1]; ++i, ++n) {
+        rows->k[n] = k + i * row_bytes;
+        rows->v[n] = v + i * row_bytes;
+      }
+      continue;
+    }
+    const std::int64_t first = std::int64_t{block} * plan.block_rows();
+    const std::uint16_t* members = plan.members(kv_head, block);
+    for (std::size_t i = at[0]; i < at[1]; ++i, ++n) {
+      rows->k[n] = kv.KRow(first + members[i], kv_head);
+      rows->v[n] = kv.VRow(first + members[i], kv_head);
+    }
+  }
+  rows->k.resize(n);
+  rows->v.resize(n);
+}
+
+RunArgs JointScoring::OpenedRun(int kv_head, const OpenedRows& rows, std::size_t first, std::size_t n) const {
+  const bool packed = config_.packed_format != PackedFormat::kNone;
   RunArgs args;
   args.head_dim = shape_.head_dim;
   args.n = shape_.group();
   args.q = qs_ + std::int64_t{kv_head} * shape_.group() * shape_.head_dim;
   args.softcap = query_->params.softcap;
-  args.rows = rows.data();
-  args.n_rows = std::ssize(rows);
-  if (config_.packed_format == PackedFormat::kNone) {
-    args.k = kv.KRow(0, kv_head);
-    args.v = kv.VRow(0, kv_head);
-    args.k_stride = kv.k_row_stride;
-    args.v_stride = kv.v_row_stride;
-    args.k_type = kv.k_type;
-    args.v_type = kv.v_type;
-    return args;
-  }
-  args.k_type = args.v_type = PackedType(config_.packed_format);
-  args.k_stride = args.v_stride = static_cast<std::int64_t>(RowBytes(args.k_type, shape_.head_dim));
-  // The rows of the first one's block alone: its copies are one piece, and row 0 of the cache would be so far before
-  // it.
-  const std::int32_t block = rows.empty() ? 0 : rows.front() / plan_->block_rows();
-  const auto in_block = [&](std::int32_t row) { return row / plan_->block_rows() == block; };
-  args.n_rows = std::ranges::find_if_not(rows, in_block) - rows.begin();
-  if (args.n_rows == 0) return args;
-  const auto before = static_cast<std::uintptr_t>(std::int64_t{block} * plan_->block_rows() * args.k_stride);
-  const auto row_zero = [before](const std::byte* p) {
-    return reinterpret_cast<const std::byte*>(reinterpret_cast<std::uintptr_t>(p) - before);
-  };
-  args.k = row_zero(plan_->packed_k(kv_head, block));
-  args.v = row_zero(plan_->packed_v(kv_head, block));
+  args.k_type = packed ? PackedType(config_.packed_format) : query_->kv->k_type;
+  args.v_type = packed ? PackedType(config_.packed_format) : query_->kv->v_type;
+  args.k_places = rows.k.data() + first;
+  args.v_places = rows.v.data() + first;
+  args.n_rows = static_cast<std::int64_t>(n);
   return args;
-}
-
-void JointScoring::AttendOpened(int kv_head, std::span<const std::int32_t> rows, const SoftmaxState& state) const {
-  while (!rows.empty()) {
-    const RunArgs run = OpenedRun(kv_head, rows);
-    AttendRun(run, state);
-    rows = rows.subspan(static_cast<std::size_t>(run.n_rows));
-  }
-}
-
-void JointScoring::ExpandRows(int kv_head, std::span<const std::int32_t> clusters,
-                              std::vector<std::int32_t>& rows) const {
-  plan_->AppendRows(kv_head, clusters, config_.packed_format != PackedFormat::kNone, rows);
 }
 
 }  // namespace scsa

@@ -32,6 +32,14 @@ struct JointQuery {
   HeadReads* reads = nullptr;  // [kv_heads], counted up; nullptr: not counted
 };
 
+// Where the rows of opened clusters are.
+struct OpenedRows {
+  std::vector<const std::byte*> k;
+  std::vector<const std::byte*> v;
+
+  std::size_t size() const { return k.size(); }
+};
+
 // Query heads are numbered through the whole layer. Kept from call to call, so that its lists keep their memory.
 class JointScoring {
  public:
@@ -64,12 +72,10 @@ class JointScoring {
   // next: what the caller reads afterwards.
   void FoldTail(int kv_head, int chunk, const float* weights, const RunArgs& next, const SoftmaxState& state) const;
 
-  // Attends rows of opened clusters, as ExpandRows lists them.
-  void AttendOpened(int kv_head, std::span<const std::int32_t> rows, const SoftmaxState& state) const;
-  // What AttendOpened reads, for hints.
-  RunArgs OpenedRun(int kv_head, std::span<const std::int32_t> rows) const;
-  // Appends the rows of the clusters.
-  void ExpandRows(int kv_head, std::span<const std::int32_t> clusters, std::vector<std::int32_t>& rows) const;
+  // The rows of opened clusters: packed copies, or the cache's own rows.
+  void FindRows(int kv_head, std::span<const std::int32_t> clusters, OpenedRows* rows) const;
+  // `n` of them from `first` on, to be attended by the KV head's query heads. Valid while `rows` is.
+  RunArgs OpenedRun(int kv_head, const OpenedRows& rows, std::size_t first, std::size_t n) const;
 
  private:
   struct ExactPart {

@@ -32,8 +32,8 @@ struct FetchHint {
   std::int64_t row_bytes = 0;
   std::int64_t stride = 0;  // bytes from stretch to stretch
   std::int64_t n_rows = 1;
-  const std::int32_t* rows = nullptr;  // nullptr: stretch r is at r * stride, otherwise at rows[r] * stride
-  // Not nullptr: stretch r is at places[r] + stride, and there is none where places[r] is nullptr.
+  // nullptr: stretch r is at data + r * stride. Otherwise it is at places[r] + stride, and there is none where places[r]
+  // is nullptr.
   const std::byte* const* places = nullptr;
 };
 
@@ -57,10 +57,11 @@ struct RunArgs {
   DType k_type = DType::kF16;
   DType v_type = DType::kF16;
   std::int64_t n_rows = 0;
-  // nullptr: the rows follow each other. Otherwise n_rows places: row r is at k + rows[r] * k_stride (v likewise), and
+  // nullptr: row r is at k + r * k_stride and v + r * v_stride. Otherwise it is at k_places[r] and v_places[r], and
   // `visible` must be nullptr. Scattered rows defeat the hardware's prefetchers: kFirstRows of them should have been
-  // fetched already (FetchHint::rows); AttendRun fetches the later ones as it goes.
-  const std::int32_t* rows = nullptr;
+  // fetched already (FetchHint::places); AttendRun fetches the later ones as it goes.
+  const std::byte* const* k_places = nullptr;
+  const std::byte* const* v_places = nullptr;
 
   // nullptr: every query vector sees every row. Otherwise n bitmaps; bit (first_bit + r) of visible[i] (counted in
   // 64-bit words) says whether vector i sees row r. first_bit is a multiple of 64.

@@ -179,7 +179,7 @@ void PromptOperator::RunTile(const Call& call, Task& task, Lists& lists, const S
 void PromptOperator::AttendClusters(const Call& call, int kv_head, std::span<const std::int32_t> clusters, Lists& lists,
                                     const TileArgs& args, const Scratch& scratch) const {
   lists.rows.clear();
-  call.plan.AppendRows(kv_head, clusters, /*packed=*/false, lists.rows);
+  call.plan.AppendRows(kv_head, clusters, lists.rows);
   TileRows rows = RowsOf(call.query.kv, kv_head, 0, std::ssize(lists.rows));
   rows.rows = lists.rows.data();
   AttendTile(args, rows, scratch.tile);
@@ -191,7 +191,7 @@ void PromptOperator::AnswerSparsely(const Call& call, Task& task, Lists& lists, 
   const std::span<const float> keys(scratch.keys, n);
   JointSelector().Select({scratch.shares, n}, keys, call.thresholds.heads()[task.kv_head].tau, lists.opened);
   lists.rows.clear();
-  call.plan.AppendRows(task.kv_head, lists.opened, /*packed=*/false, lists.rows);
+  call.plan.AppendRows(task.kv_head, lists.opened, lists.rows);
   const auto opened_rows = static_cast<std::uint64_t>(lists.rows.size());
   lists.closed.clear();
   // Opened clusters come in ascending order.

@@ -158,7 +158,7 @@ void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, s
   const States states(setup.threads, heads, setup.head_dim);
   // Rows of one KV head, clusters of random members one after the other, ascending inside a cluster.
   const std::int64_t span = std::int64_t{kGatherBlocks} * config.block_size;
-  const auto rows = std::make_shared<std::vector<std::int32_t>>();
+  std::vector<std::int32_t> rows;
   std::mt19937 random(1);
   for (int b = 0; b < kGatherBlocks; ++b) {
     std::vector<std::int32_t> block(config.block_size);
@@ -168,25 +168,39 @@ void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, s
     for (auto at = block.begin(); at != block.end(); at += config.cluster_size) {
       std::sort(at, at + config.cluster_size);
     }
-    rows->insert(rows->end(), block.begin(), block.end());
+    rows.insert(rows.end(), block.begin(), block.end());
   }
   const std::int64_t count = data->n_rows / span / kBenchKvHeads * kBenchKvHeads;
-  const auto unit_rows = static_cast<double>(rows->size());
+  const auto unit_rows = static_cast<double>(rows.size());
+  struct Places {
+    std::vector<const std::byte*> k, v;
+  };
+  const auto places = std::make_shared<std::vector<Places>>(static_cast<std::size_t>(count));
+  for (std::int64_t unit = 0; unit < count; ++unit) {
+    Places& own = (*places)[static_cast<std::size_t>(unit)];
+    const std::int64_t first = unit / kBenchKvHeads * span * kBenchKvHeads + unit % kBenchKvHeads;
+    for (const std::int64_t row : rows) {
+      const std::size_t at = static_cast<std::size_t>(first + row * kBenchKvHeads) * data->row_bytes;
+      own.k.push_back(data->k.get() + at);
+      own.v.push_back(data->v.get() + at);
+    }
+  }
   const UnitKernel kernel = [=](std::int64_t unit, std::int64_t next, int thread) {
     const auto run_of = [&](std::int64_t place) {
-      place %= count;  // hot units are as many as threads
-      const std::int64_t first = place / kBenchKvHeads * span * kBenchKvHeads + place % kBenchKvHeads;
-      RunArgs args = RunOf(*data, *queries, first, std::ssize(*rows), kBenchKvHeads);
-      args.rows = rows->data();
+      const Places& own = (*places)[static_cast<std::size_t>(place % count)];  // hot units are as many as threads
+      RunArgs args = RunOf(*data, *queries, 0, std::ssize(own.k), kBenchKvHeads);
+      args.k_places = own.k.data();
+      args.v_places = own.v.data();
       return args;
     };
     RunArgs args = run_of(unit);
     if (next != kNoUnit) {
       const RunArgs after = run_of(next);
-      const std::int64_t n_first = std::min(kFirstRows, after.n_rows);
-      const auto row_bytes = static_cast<std::int64_t>(data->row_bytes);
-      args.next_k = {after.k, row_bytes, after.k_stride, n_first, after.rows};
-      args.next_v = {after.v, row_bytes, after.v_stride, n_first, after.rows};
+      const FetchHint first = {.row_bytes = static_cast<std::int64_t>(data->row_bytes),
+                               .n_rows = std::min(kFirstRows, after.n_rows)};
+      args.next_k = args.next_v = first;
+      args.next_k.places = after.k_places;
+      args.next_v.places = after.v_places;
     }
     AttendRun(args, states.Cleared(thread));
   };

@@ -359,11 +359,10 @@ TEST(EstimateClustersTest, NothingThatCountsWeighsNothing) {
 
 // Hints of several shapes: dense, strided, at places, larger than the work to hide them behind, and none.
 std::vector<std::array<FetchHint, 2>> Hints(const std::vector<std::byte>& memory,
-                                            const std::vector<std::int32_t>& places) {
+                                            const std::vector<const std::byte*>& places) {
   const FetchHint dense = {.data = memory.data(), .row_bytes = std::ssize(memory)};
   const FetchHint strided = {.data = memory.data(), .row_bytes = 100, .stride = 200, .n_rows = 40};
-  const FetchHint scattered = {
-      .data = memory.data(), .row_bytes = 136, .stride = 136, .n_rows = std::ssize(places), .rows = places.data()};
+  const FetchHint scattered = {.row_bytes = 136, .n_rows = std::ssize(places), .places = places.data()};
   const FetchHint no_rows = {.data = memory.data(), .row_bytes = 64, .stride = 64, .n_rows = 0};
   // Pieces of memory some of which are missing, the last one too.
   static std::array<const std::byte*, 5> pieces;
@@ -374,7 +373,8 @@ std::vector<std::array<FetchHint, 2>> Hints(const std::vector<std::byte>& memory
 
 TEST(EstimateClustersTest, FetchingAheadChangesNothing) {
   const std::vector<std::byte> memory(10000);
-  const std::vector<std::int32_t> places = {3, 0, 71, 70, 12};
+  std::vector<const std::byte*> places;
+  for (const int row : {3, 0, 71, 70, 12}) places.push_back(memory.data() + row * 136);
   test::OnEveryTarget([&] {
     for (const int slots : {8, 32}) {
       for (const std::vector<std::uint8_t>& usable : {std::vector<std::uint8_t>{1}, {1, 0, 1, 1}, {0, 0}}) {
@@ -555,7 +555,8 @@ TEST(FoldValueMeansTest, WhatRoundsToNothingCountsAtTheMeanOfTheBlock) {
 
 TEST(FoldValueMeansTest, FetchingAheadChangesNothing) {
   const std::vector<std::byte> memory(10000);
-  const std::vector<std::int32_t> places = {3, 0, 71, 70, 12};
+  std::vector<const std::byte*> places;
+  for (const int row : {3, 0, 71, 70, 12}) places.push_back(memory.data() + row * 136);
   test::OnEveryTarget([&] {
     for (const std::vector<std::uint8_t>& usable : {std::vector<std::uint8_t>{1}, {1, 0, 1, 1}, {0, 0}}) {
       const Summaries summaries(136, 32, usable, 14);

@@ -474,17 +474,19 @@ TEST_P(KernelsTest, AttendsScatteredRows) {
         for (const int n : {1, 3, 5}) {
           const std::vector<float> q = RandomVector(static_cast<std::size_t>(n) * dims, 0.2f, &generator);
           const std::vector<std::int32_t> places = RandomPlaces(count, kRows, &generator);
+          std::vector<const std::byte*> k_places, v_places;
+          for (const std::int32_t place : places) {
+            k_places.push_back(keys.data + place * keys.stride);
+            v_places.push_back(values.data + place * values.stride);
+          }
           RunArgs args;
           args.head_dim = head_dim;
           args.n = n;
           args.q = q.data();
-          args.k = keys.data;
-          args.v = values.data;
-          args.k_stride = keys.stride;
-          args.v_stride = values.stride;
           args.k_type = args.v_type = type;
           args.n_rows = static_cast<std::int64_t>(count);
-          args.rows = places.data();
+          args.k_places = k_places.data();
+          args.v_places = v_places.data();
           State state(n, head_dim);
           AttendRun(args, state.view());
           for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
