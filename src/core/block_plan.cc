@@ -319,28 +319,48 @@ int BlockPlan::DropChanged(const KvView& kv, Verify verify, int n_threads) {
       drop_if(block, blocks_[static_cast<std::size_t>(block)].changed);
     }
   } else if (verify == Verify::kSample) {
-    // Rows first, then KV heads: whatever rewrites a cell rewrites all its heads, so another row says more.
-    const std::uint64_t call = sample_++;
-    const auto kv_head = static_cast<int>(call / static_cast<std::uint64_t>(block_rows()) % shape_.kv_heads);
-    const auto sampled_row = [&](int block) {
-      const std::int64_t n = EndRow(block) - FirstRow(block);
-      return FirstRow(block) +
-             static_cast<std::int64_t>(call % static_cast<std::uint64_t>(block_rows())) * kSampleStride % n;
-    };
-    // The rows lie far apart: asking for all of them first overlaps what would be one miss after the other.
-    for (int block = 0; block < n_blocks(); ++block) {
-      if (!built(block)) continue;
-      const std::int64_t row = sampled_row(block);
-      for (std::size_t at = 0; at < RowBytes(kv.k_type, shape_.head_dim); at += kCacheLine) {
-        hwy::Prefetch(kv.KRow(row, kv_head) + at);
-      }
-      for (std::size_t at = 0; at < RowBytes(kv.v_type, shape_.head_dim); at += kCacheLine) {
-        hwy::Prefetch(kv.VRow(row, kv_head) + at);
-      }
+    dropped += DropChanged(kv, NextSample());
+  }
+  return dropped;
+}
+
+// Rows first, then KV heads: whatever rewrites a cell rewrites all its heads, so another row says more.
+int BlockPlan::SampledHead(Sample sample) const {
+  return static_cast<int>(sample.call / static_cast<std::uint64_t>(block_rows()) % shape_.kv_heads);
+}
+
+std::int64_t BlockPlan::SampledRow(Sample sample, int block) const {
+  const std::int64_t n = EndRow(block) - FirstRow(block);
+  return FirstRow(block) +
+         static_cast<std::int64_t>(sample.call % static_cast<std::uint64_t>(block_rows())) * kSampleStride % n;
+}
+
+bool BlockPlan::Changed(const KvView& kv, Sample sample, int first, int end) const {
+  const int kv_head = SampledHead(sample);
+  // The rows lie far apart: asking for all of them first overlaps what would be one miss after the other.
+  for (int block = first; block < end; ++block) {
+    if (!built(block)) continue;
+    const std::int64_t row = SampledRow(sample, block);
+    for (std::size_t at = 0; at < RowBytes(kv.k_type, shape_.head_dim); at += kCacheLine) {
+      hwy::Prefetch(kv.KRow(row, kv_head) + at);
     }
-    for (int block = 0; block < n_blocks(); ++block) {
-      drop_if(block, built(block) && !RowUnchanged(kv, sampled_row(block), kv_head));
+    for (std::size_t at = 0; at < RowBytes(kv.v_type, shape_.head_dim); at += kCacheLine) {
+      hwy::Prefetch(kv.VRow(row, kv_head) + at);
     }
+  }
+  for (int block = first; block < end; ++block) {
+    if (built(block) && !RowUnchanged(kv, SampledRow(sample, block), kv_head)) return true;
+  }
+  return false;
+}
+
+int BlockPlan::DropChanged(const KvView& kv, Sample sample) {
+  if (!Changed(kv, sample, 0, n_blocks())) return 0;
+  int dropped = 0;
+  for (int block = 0; block < n_blocks(); ++block) {
+    if (!built(block) || RowUnchanged(kv, SampledRow(sample, block), SampledHead(sample))) continue;
+    Drop(block);
+    ++dropped;
   }
   return dropped;
 }

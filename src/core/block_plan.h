@@ -80,6 +80,15 @@ class BlockPlan {
   int DropWritten(std::span<const std::int64_t> rows);
   int DropChanged(const KvView& kv, Verify verify, int n_threads);
 
+  // One row of each built block, another one every time. Verify::kSample compares it with its fingerprint.
+  struct Sample {
+    std::uint64_t call;
+  };
+  Sample NextSample() { return {sample_++}; }
+  // Whether a row of the blocks [first, end) has changed. Thread-safe.
+  bool Changed(const KvView& kv, Sample sample, int first, int end) const;
+  int DropChanged(const KvView& kv, Sample sample);
+
   // How useful blocks are, for EvictablePlan.
   void NoteUse(int block, std::uint64_t call) { blocks_[static_cast<std::size_t>(block)].use.last = call; }
   void NoteRead(int block, float share);  // of its rows, by a call that used it
@@ -113,6 +122,8 @@ class BlockPlan {
   Data TakeBlock(Status* status, bool* refused);
   void Drop(int block);
   Status BuildHead(const KvView& kv, int block, int kv_head, std::byte* data, BuildScratch& scratch) const;
+  std::int64_t SampledRow(Sample sample, int block) const;
+  int SampledHead(Sample sample) const;
   bool RowUnchanged(const KvView& kv, std::int64_t row, int kv_head) const;
   bool Unchanged(const KvView& kv, int block) const;
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <new>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,8 +44,11 @@ class FastMethod final : public SparseMethod {
         reads_(shape.kv_heads) {}
 
   bool Prepare(const LayerCall& call, LayerStats* stats) override {
-    // First, whatever the query: the next call need not ask for the same check.
-    const int changed = plan_.DropChanged(call.kv, call.verify, call.n_threads);
+    // First, whatever the query: the next call need not ask for the same check. Only samples can wait for the threads
+    // that Attend starts anyway.
+    const bool later = call.verify == Verify::kSample && call.attends && call.q.n_q == 1;
+    const int changed = plan_.DropChanged(call.kv, later ? Verify::kNone : call.verify, call.n_threads);
+    sample_ = later ? std::optional(plan_.NextSample()) : std::nullopt;
     stats->dropped_blocks += changed;
     // A centroid's logit says nothing about the capped logits of its members.
     if (call.params.softcap > 0 || !QueriesAreFinite(shape_, call)) return false;
@@ -70,6 +74,9 @@ class FastMethod final : public SparseMethod {
       for (int row = 0; row < call.q.n_q; ++row) {
         const Status status = operator_.Attend(plan_, Query(call, row), taus, call.n_threads, call.workspace,
                                                out.data + row * out.row_stride, out.head_stride, counted);
+        if (status.code() == StatusCode::kFailedPrecondition) {
+          stats->dropped_blocks += plan_.DropChanged(call.kv, *sample_);
+        }
         if (!status.ok()) return status;
         NoteUse(operator_.coverage());
       }
@@ -142,8 +149,13 @@ class FastMethod final : public SparseMethod {
 
  private:
   JointQuery Query(const LayerCall& call, int row) {
-    return {call.q.data + row * call.q.row_stride, call.q.head_stride, &call.kv,
-            visible_ + row * visible_stride_,      call.params,        reads_.data()};
+    return {call.q.data + row * call.q.row_stride,
+            call.q.head_stride,
+            &call.kv,
+            visible_ + row * visible_stride_,
+            call.params,
+            reads_.data(),
+            sample_};
   }
 
   void SetVisible(const LayerCall& call) {
@@ -210,8 +222,9 @@ class FastMethod final : public SparseMethod {
   Coverage coverage_;  // of a prompt's last row
   std::vector<int> due_;
   std::vector<float> errors_;
-  std::vector<HeadReads> reads_;      // [kv_heads], of the present call
-  std::vector<std::int64_t> opened_;  // [blocks], rows that the present query row opened; empty: not counted
+  std::vector<HeadReads> reads_;             // [kv_heads], of the present call
+  std::optional<BlockPlan::Sample> sample_;  // of the present call, not compared yet
+  std::vector<std::int64_t> opened_;         // [blocks], rows that the present query row opened; empty: not counted
   std::vector<std::uint64_t> all_visible_;
   const std::uint64_t* visible_ = nullptr;  // of the present call
   std::int64_t visible_stride_ = 0;

@@ -13,6 +13,8 @@
 namespace scsa {
 namespace {
 
+constexpr int kBlocksPerCheck = 8;
+
 Status OutOfMemory() { return {StatusCode::kOutOfMemory, std::string()}; }
 
 // Waits for another thread, which is at work already and needs microseconds.
@@ -115,9 +117,17 @@ Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std
                       out + q_head * out_head_stride);
     }
   };
+  std::atomic<bool> changed{false};
   const std::int64_t first_reading = std::int64_t{n_scoring} * kv_heads;
-  const std::int64_t n_tasks = first_reading + std::int64_t{n_reading} * kv_heads;
-  ParallelForAhead(n_threads, n_tasks, [&](std::int64_t task, std::int64_t next, int) {
+  const std::int64_t first_check = first_reading + std::int64_t{n_reading} * kv_heads;
+  const std::int64_t n_checks = query.sample ? (plan.n_blocks() + kBlocksPerCheck - 1) / kBlocksPerCheck : 0;
+  ParallelForAhead(n_threads, first_check + n_checks, [&](std::int64_t task, std::int64_t next, int) {
+    if (task >= first_check) {
+      const auto first = static_cast<int>(task - first_check) * kBlocksPerCheck;
+      const int end = std::min(first + kBlocksPerCheck, plan.n_blocks());
+      if (plan.Changed(*query.kv, *query.sample, first, end)) changed.store(true, std::memory_order_relaxed);
+      return;
+    }
     if (task < first_reading) {
       const auto kv_head = static_cast<int>(task / n_scoring);
       const bool scores_next = next < first_reading;
@@ -137,6 +147,7 @@ Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std
     Read(kv_head, part, n_reading, state);
     if (heads_[kv_head].reading_left.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(kv_head);
   });
+  if (changed) return {StatusCode::kFailedPrecondition, std::string()};
   if (out_of_memory) return OutOfMemory();
   Count(plan, query, stats);
   return Status::Ok();

@@ -35,7 +35,8 @@ class JointOperator {
   ~JointOperator();
 
   // Sparse output into out (head h at out + h * out_head_stride). taus: one per KV head. Adds to the row, byte and call
-  // counters of `stats`. The bits do not depend on n_threads. kOutOfMemory: `out` may hold anything.
+  // counters of `stats`. The bits do not depend on n_threads. kOutOfMemory, and kFailedPrecondition where a row of the
+  // query's sample has changed: `out` may hold anything.
   Status Attend(const BlockPlan& plan, const JointQuery& query, std::span<const float> taus, int n_threads,
                 Workspace& workspace, float* out, std::int64_t out_head_stride, LayerStats& stats);
 
@@ -75,7 +76,7 @@ class JointOperator {
   Shape shape_;
   Config config_;
   JointScoring scoring_;
-  std::unique_ptr<Head[]> heads_;                       // [kv_heads]
+  std::unique_ptr<Head[]> heads_;        // [kv_heads]
   std::vector<OpenedRows> replay_rows_;  // [threads]
 };
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -30,6 +31,8 @@ struct JointQuery {
   const std::uint64_t* visible = nullptr;  // bitmap of kv->n_kv rows
   LogitParams params;
   HeadReads* reads = nullptr;  // [kv_heads], counted up; nullptr: not counted
+  // Compared with the blocks' fingerprints meanwhile.
+  std::optional<BlockPlan::Sample> sample = {};
 };
 
 // Where the rows of opened clusters are.

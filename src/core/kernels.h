@@ -32,8 +32,8 @@ struct FetchHint {
   std::int64_t row_bytes = 0;
   std::int64_t stride = 0;  // bytes from stretch to stretch
   std::int64_t n_rows = 1;
-  // nullptr: stretch r is at data + r * stride. Otherwise it is at places[r] + stride, and there is none where places[r]
-  // is nullptr.
+  // nullptr: stretch r is at data + r * stride. Otherwise it is at places[r] + stride, and there is none where
+  // places[r] is nullptr.
   const std::byte* const* places = nullptr;
 };
 

@@ -62,10 +62,11 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
   const std::lock_guard lock(layer.memory.mutex());
   layer.memory.StartCall();
   if (layer.serial) n_threads = 1;
-  const LayerCall call{q, kv, visible, params, verify, n_threads, workspace, layer.reads.data()};
-  if (!layer.method->Prepare(call, &layer.stats)) return layer.AnswerExactly(call, out);
   const bool recalibrating = layer.audit != nullptr && layer.audit->window().open();
-  if (layer.window.open() || recalibrating) {
+  const bool records = layer.window.open() || recalibrating;
+  const LayerCall call{q, kv, visible, params, verify, n_threads, workspace, !records, layer.reads.data()};
+  if (!layer.method->Prepare(call, &layer.stats)) return layer.AnswerExactly(call, out);
+  if (records) {
     if (Status status = Exact(layer.shape, call, out); !status.ok()) return status;
     const bool recorded = layer.method->Record(call, out, recalibrating ? &layer.audit->window() : &layer.window).ok();
     ++(recorded ? layer.stats.calibration_steps : layer.stats.exact_steps);
@@ -73,8 +74,8 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
     if (recalibrating) layer.audit->AfterWindowStep(recorded, layer.config.tau_default, layer.taus, &layer.stats);
     return Status::Ok();
   }
-  if (!layer.method->Attend(call, layer.taus, out, &layer.stats).ok()) {
-    ++layer.stats.step_failures;
+  if (const Status status = layer.method->Attend(call, layer.taus, out, &layer.stats); !status.ok()) {
+    if (status.code() == StatusCode::kOutOfMemory) ++layer.stats.step_failures;
     return layer.AnswerExactly(call, out);
   }
   if (layer.audit != nullptr) layer.audit->Check(call, out, layer.tolerance, layer.taus, &layer.stats);
@@ -88,7 +89,7 @@ Status Layer::AttendPrompt(const QueryView& q, const KvView& kv, const VisibleSe
   const std::lock_guard lock(layer.memory.mutex());
   layer.memory.StartCall();
   if (layer.serial) n_threads = 1;
-  const LayerCall call{q, kv, visible, params, verify, n_threads, workspace, layer.reads.data()};
+  const LayerCall call{q, kv, visible, params, verify, n_threads, workspace, false, layer.reads.data()};
   if (layer.prompt.config().tolerance > 0 && layer.method->Prepare(call, &layer.stats)) {
     const Status status = layer.method->AttendPrompt(call, &layer.prompt, out);
     if (status.ok()) return status;

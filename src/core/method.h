@@ -28,6 +28,7 @@ struct LayerCall {
   Verify verify;
   int n_threads;
   Workspace& workspace;
+  bool attends;      // Attend answers the call, where a plan serves it
   HeadReads* reads;  // [kv_heads]; Attend adds to them what it adds to the row and byte counters
 };
 

@@ -157,6 +157,7 @@ TEST_F(FastLayerTest, SamplingFindsARewrittenBlockAtOnce) {
   SetTaus(0.0f);
   const std::vector<float> out = Attend(640, Verify::kSample);
   EXPECT_EQ(layer_->stats().dropped_blocks, 1u);
+  EXPECT_EQ(layer_->stats().step_failures, 0u);
   EXPECT_LT(ErrorAgainstExact(out, 640), 1e-5);
 }
 
