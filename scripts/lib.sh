@@ -38,11 +38,42 @@ STAMP_DIR=$CACHE/stamps
 LOG_DIR=$CACHE/logs
 LLAMA_SOURCE=$SOURCE_DIR/$LLAMA_ARCHIVE_ROOT/$LLAMA_SUBDIR
 LLAMA_BUILD=$CACHE/llama.cpp-$CPU_KEY
+LLAMA_OTHER_BUILDS=$CACHE/versions-$CPU_KEY
 # Apart for each CPU, for ccache takes -march=native literally.
 LLAMA_CCACHE=$CACHE/ccache-$CPU_KEY
 # Clones in other folders share what ccache holds: paths below the clone count relative to it.
 export CCACHE_BASEDIR=$SCSA_ROOT CCACHE_NOHASHDIR=1
 TEXT_FILE=$TEXT_DIR/perl.txt
+
+# python_environment: sets `python` to the interpreter of a virtual environment with what builds and tests the Python
+# package, and with llama-cpp-python's own Python code on the libraries of scripts/setup. Makes it where it is missing.
+python_environment() {
+  local base candidate version venv stamp site
+  # One that can make virtual environments and has the headers for extension modules.
+  for candidate in python3 /usr/bin/python3; do
+    if "$candidate" -c 'import ensurepip, os, sysconfig, venv
+assert os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))' >/dev/null 2>&1; then
+      base=$candidate
+      break
+    fi
+  done
+  [[ -n ${base-} ]] || die "no python3 with venv and headers; on Debian: apt-get install python3-venv python3-dev"
+  version=$("$base" -c 'import platform; print(platform.python_version())')
+  venv=$CACHE/python-$version
+  python=$venv/bin/python
+  stamp="$version ${PYTHON_PACKAGES[*]} $LLAMA_PACKAGE==$LLAMA_VERSION"
+  if [[ -x $python && -f $STAMP_DIR/python-$version && $(<"$STAMP_DIR/python-$version") == "$stamp" ]]; then return; fi
+  rm -rf "$venv"
+  "$base" -m venv "$venv"
+  run_logged "$LOG_DIR/python.log" "Installing Python packages" \
+    "$python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${PYTHON_PACKAGES[@]}"
+  # llama-cpp-python without building llama.cpp a second time.
+  site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+  cp -r "$SOURCE_DIR/$LLAMA_ARCHIVE_ROOT/llama_cpp" "$site/"
+  rm -rf "$site/llama_cpp/lib"
+  ln -s "$LLAMA_BUILD/bin" "$site/llama_cpp/lib"
+  printf '%s' "$stamp" >"$STAMP_DIR/python-$version"
+}
 
 jobs() { nproc 2>/dev/null || echo 2; }
 

