@@ -325,6 +325,19 @@ struct scsa_stats {
   { sizeof(struct scsa_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 SCSA_API enum scsa_status scsa_layer_get_stats(const scsa_layer* layer, struct scsa_stats* stats);
+
+/* What calls answered sparsely read of one KV head: its part of union_rows, visible_rows and bytes_read. */
+struct scsa_head_reads {
+  size_t struct_size;
+  uint64_t rows_read;
+  uint64_t rows_visible;
+  uint64_t bytes_read;
+};
+#define SCSA_HEAD_READS_INIT \
+  { sizeof(struct scsa_head_reads), 0, 0, 0 }
+SCSA_API enum scsa_status scsa_layer_get_head_reads(const scsa_layer* layer, int kv_head,
+                                                    struct scsa_head_reads* reads);
+/* Those of its KV heads, too. */
 SCSA_API enum scsa_status scsa_layer_reset_stats(scsa_layer* layer);
 
 /* ---- Audit ------------------------------------------------------------------------------------------------------- */

@@ -239,6 +239,11 @@ Status WriteStats(const LayerStats& from, scsa_stats* to) {
   return WriteStruct(stats, "scsa_stats", to);
 }
 
+Status WriteHeadReads(const HeadReads& from, scsa_head_reads* to) {
+  return WriteStruct({sizeof(scsa_head_reads), from.rows_read, from.rows_visible, from.bytes_read}, "scsa_head_reads",
+                     to);
+}
+
 Status WriteModel(const ModelIdentity& from, scsa_model* to) {
   return WriteStruct({sizeof(scsa_model), from.architecture.c_str(), from.metadata_hash.c_str(), from.layers,
                       from.q_heads, from.kv_heads, from.head_dim},

@@ -70,6 +70,7 @@ Status WriteConfig(const Config& from, scsa_config* to);
 Status WriteAuditSummary(const AuditSummary& from, scsa_audit_summary* to);
 Status WritePromptHead(const PromptHead& from, scsa_prompt_head* to);
 Status WriteStats(const LayerStats& from, scsa_stats* to);
+Status WriteHeadReads(const HeadReads& from, scsa_head_reads* to);
 // to's texts point into `from`.
 Status WriteModel(const ModelIdentity& from, scsa_model* to);
 

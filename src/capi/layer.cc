@@ -16,6 +16,12 @@ namespace {
 using scsa::Status;
 using namespace scsa::capi;
 
+Status CheckKvHead(const scsa::Layer& layer, int kv_head) {
+  const int kv_heads = layer.shape().kv_heads;
+  if (kv_head >= 0 && kv_head < kv_heads) return Status::Ok();
+  return Status::Invalid("kv_head is " + std::to_string(kv_head) + ", must be 0 ... " + std::to_string(kv_heads - 1));
+}
+
 // One of the two ways of a layer to answer.
 enum scsa_status AttendWith(scsa_layer* layer, const scsa_kv* kv, const scsa_attend_args* args,
                             scsa_workspace* workspace, decltype(&scsa::Layer::Attend) attend) {
@@ -101,10 +107,7 @@ enum scsa_status scsa_layer_set_prompt(scsa_layer* layer, float tolerance, doubl
 
 enum scsa_status scsa_layer_get_prompt_head(const scsa_layer* layer, int kv_head, struct scsa_prompt_head* head) {
   return WithLayer(layer, [&](const scsa::Layer& target) -> Status {
-    if (kv_head < 0 || kv_head >= target.shape().kv_heads) {
-      return Status::Invalid("kv_head is " + std::to_string(kv_head) + ", must be 0 ... " +
-                             std::to_string(target.shape().kv_heads - 1));
-    }
+    if (Status status = CheckKvHead(target, kv_head); !status.ok()) return status;
     return WritePromptHead(target.prompt_heads()[static_cast<std::size_t>(kv_head)], head);
   });
 }
@@ -206,6 +209,13 @@ int64_t scsa_layer_sealed_end(const scsa_layer* layer) { return layer == nullptr
 
 enum scsa_status scsa_layer_get_stats(const scsa_layer* layer, struct scsa_stats* stats) {
   return WithLayer(layer, [&](const scsa::Layer& target) { return WriteStats(target.stats(), stats); });
+}
+
+enum scsa_status scsa_layer_get_head_reads(const scsa_layer* layer, int kv_head, struct scsa_head_reads* reads) {
+  return WithLayer(layer, [&](const scsa::Layer& target) -> Status {
+    if (Status status = CheckKvHead(target, kv_head); !status.ok()) return status;
+    return WriteHeadReads(target.head_reads()[static_cast<std::size_t>(kv_head)], reads);
+  });
 }
 
 enum scsa_status scsa_layer_reset_stats(scsa_layer* layer) {

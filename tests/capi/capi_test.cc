@@ -174,6 +174,14 @@ struct Pair {
     EXPECT_TRUE(SameBits(taus, {cc->taus().begin(), cc->taus().end()}));
     EXPECT_EQ(scsa_layer_calibrating(c.get()), cc->calibrating() ? 1 : 0);
     EXPECT_EQ(scsa_layer_calibration_steps(c.get()), cc->calibration_steps());
+    for (int g = 0; g < kShape.kv_heads; ++g) {
+      scsa_head_reads reads = SCSA_HEAD_READS_INIT;
+      ASSERT_EQ(scsa_layer_get_head_reads(c.get(), g, &reads), SCSA_OK);
+      const HeadReads& expected = cc->head_reads()[static_cast<std::size_t>(g)];
+      EXPECT_EQ(reads.rows_read, expected.rows_read);
+      EXPECT_EQ(reads.rows_visible, expected.rows_visible);
+      EXPECT_EQ(reads.bytes_read, expected.bytes_read);
+    }
     for (int h = 0; h < kShape.q_heads; ++h) {
       for (int g = 0; g < SCSA_TAU_GRID_SIZE; ++g) {
         const float* errors = nullptr;
@@ -251,6 +259,11 @@ TEST_P(BothPresets, LayerGivesTheBitsOfCpp) {
   for (std::uint32_t i = 4; i < 8; ++i) pair.Attend(cache, 1500 + i, i);
   pair.ExpectSame();
   EXPECT_EQ(StatsOf(pair.c.get()).sparse_steps, 4u);
+  scsa_head_reads reads = SCSA_HEAD_READS_INIT;
+  ASSERT_EQ(scsa_layer_get_head_reads(pair.c.get(), 1, &reads), SCSA_OK);
+  EXPECT_EQ(reads.rows_visible, 1504u + 1505 + 1506 + 1507);
+  EXPECT_EQ(scsa_layer_get_head_reads(pair.c.get(), 2, &reads), SCSA_INVALID_ARGUMENT);
+  EXPECT_TRUE(ErrorSays("kv_head is 2, must be 0 ... 1"));
 
   ASSERT_EQ(scsa_layer_set_tau(pair.c.get(), 1, 0.0f), SCSA_OK);
   ASSERT_TRUE(pair.cc->SetTau(1, 0.0f).ok());
@@ -722,6 +735,7 @@ TEST(CApiStructs, AreReadAndWrittenBySize) {
   EXPECT_EQ(sizeof(scsa_attend_args), 104u);
   EXPECT_EQ(sizeof(scsa_config), 64u);
   EXPECT_EQ(sizeof(scsa_stats), 184u);
+  EXPECT_EQ(sizeof(scsa_head_reads), 32u);
   EXPECT_EQ(sizeof(scsa_audit_config), 40u);
   EXPECT_EQ(sizeof(scsa_audit_sample), 16u);
   EXPECT_EQ(sizeof(scsa_audit_summary), 72u);
@@ -787,6 +801,7 @@ TEST(CApiErrors, NullPointers) {
   scsa_shape shape_out = SCSA_SHAPE_INIT;
   scsa_config config_out = config;
   scsa_stats stats = SCSA_STATS_INIT;
+  scsa_head_reads reads = SCSA_HEAD_READS_INIT;
   const scsa_audit_config audit = SCSA_AUDIT_CONFIG_INIT;
   scsa_audit_summary summary = SCSA_AUDIT_SUMMARY_INIT;
 
@@ -847,6 +862,8 @@ TEST(CApiErrors, NullPointers) {
       scsa_layer_get_config(layer.get(), nullptr),
       scsa_layer_get_stats(nullptr, &stats),
       scsa_layer_get_stats(layer.get(), nullptr),
+      scsa_layer_get_head_reads(nullptr, 0, &reads),
+      scsa_layer_get_head_reads(layer.get(), 0, nullptr),
       scsa_layer_reset_stats(nullptr),
       scsa_layer_set_audit(nullptr, &audit),
       scsa_layer_set_audit(layer.get(), nullptr),
