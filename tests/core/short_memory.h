@@ -12,6 +12,14 @@
 
 namespace scsa::test {
 
+// Tests try each allocation in its turn. Under a sanitizer, which makes that slow, they try one in so many: there it is
+// for leaks and for what a failure leaves half done, and neighbours mostly fail on the same way.
+#if defined(__SANITIZE_ADDRESS__)
+inline constexpr std::int64_t kAllocationStride = 7;
+#else
+inline constexpr std::int64_t kAllocationStride = 1;
+#endif
+
 // Of the allocations inside the calls of In, number `first` (counted from 1 on) fails, or all from that one on. One at
 // a time.
 class ShortMemory {

@@ -7,6 +7,7 @@
 //   SCSA_CACHE_FUZZ_REPLAY=file    runs the operations of a file, as a failure prints them, in place of random ones
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -186,7 +187,8 @@ TEST_P(CacheFuzz, SoItDoesWithLittleMemory) {
   plugin.Set("max_mem", room);
   const auto before = plugin.Stats();
   Totals totals;
-  for (std::uint64_t episode = 0; episode < 3; ++episode) {
+  constexpr std::uint64_t kEpisodes = std::min(3, SCSA_FUZZ_OPS / kEpisode);
+  for (std::uint64_t episode = 0; episode < kEpisodes; ++episode) {
     const auto ops = RandomOps(seed * 1000033 + episode, kEpisode);
     const auto failure = Run(ops, &totals);
     ASSERT_FALSE(failure) << failure->message << "\n" << ToText({ops.begin(), ops.begin() + failure->at + 1});
@@ -195,7 +197,7 @@ TEST_P(CacheFuzz, SoItDoesWithLittleMemory) {
   plugin.Set("max_mem", "none");
   EXPECT_EQ(after.max_mem, 1024u * std::strtoull(room, nullptr, 10));
   EXPECT_EQ(after.failures, before.failures);
-  EXPECT_GT(after.sparse_calls - before.sparse_calls, 100u);
+  EXPECT_GT(after.sparse_calls - before.sparse_calls, kEpisodes > 1 ? 100u : 10u);
   EXPECT_GT(after.refused_blocks - before.refused_blocks, 0u);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -194,7 +195,7 @@ TEST(OptionsFromEnvironment, ADeviceForWholeGraphsIsForThoseWhoAsk) {
 class TausOption : public testing::Test {
  protected:
   void SetUp() override {
-    path_ = testing::TempDir() + "/scsa_taus_option.json";
+    path_ = testing::TempDir() + "/scsa_taus_option_" + std::to_string(getpid()) + ".json";
     TausFile file;
     file.config = ConfigFor(Preset::kFast);
     file.tolerance = 0.015f;
@@ -203,7 +204,10 @@ class TausOption : public testing::Test {
     ASSERT_TRUE(FormatTaus(file, &text).ok());
     std::ofstream(path_) << text;
   }
-  void TearDown() override { unsetenv("SCSA_TAUS"); }
+  void TearDown() override {
+    unsetenv("SCSA_TAUS");
+    std::remove(path_.c_str());
+  }
   std::string path_;
 };
 

@@ -11,7 +11,8 @@ SERVER_MODEL is the program that writes the model. Cases:
   memory  SCSA_SERVER_TEST_REQUESTS short requests (500) that calibrate, cluster and audit: resident memory stays flat
 
 Prompts are token numbers. SCSA_SERVER_TEST_MODEL names another model in place of the written one, with
-SCSA_SERVER_TEST_HEADS query and SCSA_SERVER_TEST_KV_HEADS KV heads per layer.
+SCSA_SERVER_TEST_HEADS query and SCSA_SERVER_TEST_KV_HEADS KV heads per layer. SCSA_SERVER_TEST_PRELOAD names a library
+that is loaded before the plugin: the runtime of the sanitizer that the plugin is built with.
 """
 import contextlib
 import http.client
@@ -58,7 +59,9 @@ class Server:
                if not k.startswith(("SCSA_", "LLAMA_")) and k not in ("LD_PRELOAD", "GGML_BACKEND_PATH")}
         env["OMP_WAIT_POLICY"] = "passive"  # so that a busy machine does not slow the tests down
         if plugin is not None:
-            env.update(plugin, LD_PRELOAD=test.plugin, GGML_BACKEND_PATH=test.plugin, SCSA_STATS="1")
+            # The runtime of a sanitizer, where the plugin is built with one, must come first.
+            preload = " ".join(filter(None, [os.environ.get("SCSA_SERVER_TEST_PRELOAD"), test.plugin]))
+            env.update(plugin, LD_PRELOAD=preload, GGML_BACKEND_PATH=test.plugin, SCSA_STATS="1")
         command = [os.path.join(test.bin, "llama-server"), "-m", test.model, "--host", "127.0.0.1", "--port",
                    str(self.port), "-t", "1", "-np", str(SLOTS), "--slot-save-path", self.saved, "--no-warmup",
                    *arguments]
