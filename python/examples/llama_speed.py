@@ -26,9 +26,6 @@ import numpy as np
 ARMS = {"llama.cpp": None, "exact": {"mode": "exact"}, "scsa": {"mode": "auto"}}
 # Not timed: graphs are built, and the default calibration window (32 steps) ends.
 WARM_UP = 40
-# ggml_type. llama.cpp sums values of f16 in f16, others in f32.
-F16, BF16 = 1, 30
-VALUE_TYPES = {"f16": F16, "bf16": BF16}
 
 
 def open_model(args, tokens_needed):
@@ -39,8 +36,6 @@ def open_model(args, tokens_needed):
         n_ctx=tokens_needed,
         n_threads=args.threads,
         n_threads_batch=args.threads,
-        type_k=F16,
-        type_v=VALUE_TYPES[args.values],
         flash_attn=True,
         verbose=False,
     )
@@ -149,7 +144,6 @@ def main():
     parser.add_argument("--steps", type=int, default=64, help=f"timed steps, after {WARM_UP} others (default: 64)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each kind of attention (default: 3)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="(default: all)")
-    parser.add_argument("--values", choices=VALUE_TYPES, default="f16", help="type of cached values (default: f16)")
     parser.add_argument("--json", help="the figures as JSON, into this file")
     parser.add_argument("--decode", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--logits", help=argparse.SUPPRESS)
@@ -196,7 +190,6 @@ def main():
             "tokens": args.tokens,
             "steps": args.steps,
             "threads": args.threads,
-            "values": args.values,
             "tok_s": speeds,
             "rows_read": shares,
             "beside_exact": comparison,
