@@ -134,6 +134,10 @@ HWY_INLINE void PlaceRows(const std::byte* base, std::int64_t stride, const std:
   }
 }
 
+// Dimensions whose products are added one by one. A longer chain is rounded at the magnitude of the whole sum more
+// often, and a logit's error is a relative error of its weight.
+inline constexpr std::size_t kChainDims = 16;
+
 // logits[r][i] = q_i . k_r for the rows below n_rows, rounded up to kBroadcast.
 HWY_NOINLINE void ScorePanel(std::size_t head_dim, std::size_t n_rows, const float* HWY_RESTRICT q,
                              const float* HWY_RESTRICT k, float* HWY_RESTRICT logits) {
@@ -142,27 +146,34 @@ HWY_NOINLINE void ScorePanel(std::size_t head_dim, std::size_t n_rows, const flo
   constexpr std::size_t kLanes = hn::MaxLanes(FullTag());
   for (std::size_t r0 = 0; r0 < n_rows; r0 += kBroadcast) {
     const float* HWY_RESTRICT rows = k + r0 * head_dim;
-    V acc[kBroadcast][kPanelVecs];
-    SCSA_UNROLL
-    for (std::size_t r = 0; r < kBroadcast; ++r) {
-      SCSA_UNROLL
-      for (std::size_t j = 0; j < kPanelVecs; ++j) acc[r][j] = hn::Zero(d);
-    }
-    for (std::size_t dim = 0; dim < head_dim; ++dim) {
-      V queries[kPanelVecs];
-      SCSA_UNROLL
-      for (std::size_t j = 0; j < kPanelVecs; ++j) queries[j] = hn::Load(d, q + dim * kPanel + j * kLanes);
+    float* HWY_RESTRICT sums = logits + r0 * kPanel;
+    for (std::size_t dim0 = 0; dim0 < head_dim; dim0 += kChainDims) {
+      V acc[kBroadcast][kPanelVecs];
       SCSA_UNROLL
       for (std::size_t r = 0; r < kBroadcast; ++r) {
-        const V key = hn::Set(d, rows[r * head_dim + dim]);
         SCSA_UNROLL
-        for (std::size_t j = 0; j < kPanelVecs; ++j) acc[r][j] = hn::MulAdd(key, queries[j], acc[r][j]);
+        for (std::size_t j = 0; j < kPanelVecs; ++j) acc[r][j] = hn::Zero(d);
       }
-    }
-    SCSA_UNROLL
-    for (std::size_t r = 0; r < kBroadcast; ++r) {
+      const std::size_t end = std::min(dim0 + kChainDims, head_dim);
+      for (std::size_t dim = dim0; dim < end; ++dim) {
+        V queries[kPanelVecs];
+        SCSA_UNROLL
+        for (std::size_t j = 0; j < kPanelVecs; ++j) queries[j] = hn::Load(d, q + dim * kPanel + j * kLanes);
+        SCSA_UNROLL
+        for (std::size_t r = 0; r < kBroadcast; ++r) {
+          const V key = hn::Set(d, rows[r * head_dim + dim]);
+          SCSA_UNROLL
+          for (std::size_t j = 0; j < kPanelVecs; ++j) acc[r][j] = hn::MulAdd(key, queries[j], acc[r][j]);
+        }
+      }
       SCSA_UNROLL
-      for (std::size_t j = 0; j < kPanelVecs; ++j) hn::Store(acc[r][j], d, logits + (r0 + r) * kPanel + j * kLanes);
+      for (std::size_t r = 0; r < kBroadcast; ++r) {
+        SCSA_UNROLL
+        for (std::size_t j = 0; j < kPanelVecs; ++j) {
+          float* HWY_RESTRICT sum = sums + r * kPanel + j * kLanes;
+          hn::Store(dim0 == 0 ? acc[r][j] : hn::Add(hn::Load(d, sum), acc[r][j]), d, sum);
+        }
+      }
     }
   }
 }
@@ -194,7 +205,7 @@ HWY_NOINLINE void SoftmaxPanel(std::size_t n_rows, float softcap, float* HWY_RES
     // A vector that has seen nothing yet stays at -inf; its weights are 0.
     const V shift = hn::IfThenElse(hn::Eq(new_max, lowest), hn::Zero(d), new_max);
     const V factor = ExpNonPositive(d, hn::Sub(old_max, shift));
-    V total[2] = {hn::Mul(hn::Load(d, sum + j * kLanes), factor), hn::Zero(d)};
+    V total[2] = {hn::Zero(d), hn::Zero(d)};
     for (std::size_t r = 0; r < n_rows; r += 2) {
       SCSA_UNROLL
       for (std::size_t i = 0; i < 2; ++i) {
@@ -205,7 +216,7 @@ HWY_NOINLINE void SoftmaxPanel(std::size_t n_rows, float softcap, float* HWY_RES
       }
     }
     hn::Store(new_max, d, max + j * kLanes);
-    hn::Store(hn::Add(total[0], total[1]), d, sum + j * kLanes);
+    hn::Store(hn::MulAdd(hn::Load(d, sum + j * kLanes), factor, hn::Add(total[0], total[1])), d, sum + j * kLanes);
     hn::Store(factor, d, factors + j * kLanes);
   }
 }
@@ -220,13 +231,12 @@ HWY_NOINLINE void AddValuesPanel(std::size_t head_dim, std::size_t n_rows, const
   for (std::size_t dim = 0; dim < head_dim; dim += kBroadcast) {
     const float* HWY_RESTRICT values = v + dim * kBlock;
     float* HWY_RESTRICT to = num + dim * kPanel;
+    // Sums of their own for these rows: added one by one, rows would be rounded at the magnitude of the whole sum.
     V acc[kBroadcast][kPanelVecs];
     SCSA_UNROLL
     for (std::size_t i = 0; i < kBroadcast; ++i) {
       SCSA_UNROLL
-      for (std::size_t j = 0; j < kPanelVecs; ++j) {
-        acc[i][j] = hn::Mul(hn::Load(d, to + i * kPanel + j * kLanes), hn::Load(d, factors + j * kLanes));
-      }
+      for (std::size_t j = 0; j < kPanelVecs; ++j) acc[i][j] = hn::Zero(d);
     }
     for (std::size_t r = 0; r < n_rows; ++r) {
       V w[kPanelVecs];
@@ -242,7 +252,10 @@ HWY_NOINLINE void AddValuesPanel(std::size_t head_dim, std::size_t n_rows, const
     SCSA_UNROLL
     for (std::size_t i = 0; i < kBroadcast; ++i) {
       SCSA_UNROLL
-      for (std::size_t j = 0; j < kPanelVecs; ++j) hn::Store(acc[i][j], d, to + i * kPanel + j * kLanes);
+      for (std::size_t j = 0; j < kPanelVecs; ++j) {
+        float* HWY_RESTRICT sum = to + i * kPanel + j * kLanes;
+        hn::Store(hn::MulAdd(hn::Load(d, sum), hn::Load(d, factors + j * kLanes), acc[i][j]), d, sum);
+      }
     }
   }
 }
