@@ -88,6 +88,8 @@ Record RecordOf(const CommandOptions& options, int context, const PrefillArm& ar
   object["rows_read"] = Field(times, &PrefillResult::rows_read);
   object["error_mean"] = Field(times, &PrefillResult::error);
   object["perplexity"] = Field(quality, &PrefillQuality::perplexity);
+  object["attention_error"] = Field(quality, &PrefillQuality::attention_error);
+  object["ggml_attention_error"] = Field(quality, &PrefillQuality::ggml_attention_error);
   object["kl_mean"] = Field(quality, &PrefillQuality::kl_mean);
   object["nll_delta"] = Field(quality, &PrefillQuality::nll_delta);
   object["found"] = Field(quality, &PrefillQuality::found);
@@ -140,12 +142,14 @@ std::string TimeTable(std::span<const Measured> contexts) {
 
 std::string QualityTable(std::span<const Measured> contexts) {
   std::vector<std::vector<std::string>> lines = {
-      {"tokens", "arm", "tolerance", "perplexity", "KL", "NLL difference", "numbers found"}};
+      {"tokens", "arm", "tolerance", "perplexity", "attn error", "ggml's", "KL", "NLL difference", "numbers found"}};
   for (const Measured& measured : contexts) {
     for (const PrefillQuality& quality : measured.quality) {
       const double tolerance = quality.arm.prompt_tolerance;
       lines.push_back({fmt::format("{}", measured.context), quality.arm.Name(),
                        tolerance > 0.0 ? fmt::format("{}", tolerance) : "-", fmt::format("{:.3f}", quality.perplexity),
+                       fmt::format("{:.2g}", quality.attention_error),
+                       quality.ggml_attention_error ? fmt::format("{:.2g}", *quality.ggml_attention_error) : "-",
                        fmt::format("{:.4f}", quality.kl_mean), fmt::format("{:+.4f}", quality.nll_delta),
                        fmt::format("{}/{}", quality.found, quality.hidden)});
     }

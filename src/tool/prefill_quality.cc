@@ -7,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "attention_check.h"
 #include "chat.h"
 #include "freerun_tasks.h"
 #include "retrieval_prompt.h"
@@ -18,7 +19,8 @@ namespace {
 
 constexpr std::uint64_t kSeed = 1;  // of the hidden numbers
 constexpr int kHidden = 4;
-constexpr std::size_t kShowEvery = 64;  // tokens
+constexpr std::size_t kShowEvery = 64;   // tokens
+constexpr std::size_t kJudgedRows = 64;  // the last of a prompt, enough for tiles
 
 // A haystack as a prompt, and how a question about it goes on.
 struct Document {
@@ -35,10 +37,12 @@ Document MakeDocument(const Model& model, std::string_view text, int length) {
   return document;
 }
 
-// Sum of the negative log-likelihoods of tokens[1 ...], each after the ones before it.
-double ReadPrompt(Context& context, std::span<const llama_token> tokens, const std::function<void(int)>& progress) {
+// Decodes tokens[begin, end). Sum of the negative log-likelihoods of those that follow them, as far as `tokens` goes.
+double ReadTokens(Context& context, std::span<const llama_token> tokens, std::size_t begin, std::size_t end,
+                  const std::function<void(int)>& progress) {
   double nll = 0.0;
-  context.DecodeAll(tokens, [&](std::size_t position, std::span<const float> logits) {
+  context.DecodeAll(tokens.subspan(begin, end - begin), [&](std::size_t position, std::span<const float> logits) {
+    position += begin;
     if (position + 1 < tokens.size()) nll -= LogSoftmax(logits)[static_cast<std::size_t>(tokens[position + 1])];
     if (position % kShowEvery == 0) progress(static_cast<int>(position));
   });
@@ -61,8 +65,16 @@ class Reader {
     const auto prompt = tokens.first(static_cast<std::size_t>(length_));
     PrefillQuality quality;
     quality.arm = arm;
-    quality.perplexity =
-        std::exp(ReadPrompt(context, prompt, [&](int done) { show(fmt::format("{} tokens", done)); }) / (length_ - 1));
+    const auto show_position = [&](int done) { show(fmt::format("{} tokens", done)); };
+    const std::size_t judged = prompt.size() - std::min(prompt.size(), kJudgedRows);
+    double nll = ReadTokens(context, prompt, 0, judged, show_position);
+    ReferenceProbe probe(options_.threads, /*with_ggml=*/is_reference);
+    plugin_.SetObserver(&ReferenceProbe::Observe, &probe);
+    nll += ReadTokens(context, prompt, judged, prompt.size(), show_position);
+    plugin_.SetObserver(nullptr, nullptr);
+    quality.perplexity = std::exp(nll / (length_ - 1));
+    quality.attention_error = Mean(probe.errors());
+    if (!probe.ggml_errors().empty()) quality.ggml_attention_error = Mean(probe.ggml_errors());
     // From here on attention is exact, whatever the arm: only the prompt's rows differ.
     plugin_.Set("mode", "exact");
     Follow(context, tokens.subspan(static_cast<std::size_t>(length_)), is_reference, quality);

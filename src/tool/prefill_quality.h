@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -18,9 +19,13 @@ namespace scsa::tool {
 struct PrefillQuality {
   PrefillArm arm;
   double perplexity = 0.0;  // of the prompt's tokens
-  double kl_mean = 0.0;     // of the tokens after it, from the distributions after an exact prompt
-  double nll_delta = 0.0;   // of the same tokens, mean, against an exact prompt
-  int found = 0;            // hidden numbers that the answers hold
+  // Mean relative error of attention outputs against double precision, over the prompt's last rows, and ggml's own on
+  // the same tensors, for the exact arm.
+  double attention_error = 0.0;
+  std::optional<double> ggml_attention_error;
+  double kl_mean = 0.0;    // of the tokens after it, from the distributions after an exact prompt
+  double nll_delta = 0.0;  // of the same tokens, mean, against an exact prompt
+  int found = 0;           // hidden numbers that the answers hold
   int hidden = 0;
 };
 
