@@ -16,6 +16,15 @@ enum class PackedFormat : std::uint8_t { kQ8_0, kF16, kNone };
 // Which errors of the calibration window a threshold must keep within the tolerance.
 enum class CalibrationStatistic : std::uint8_t { kMedian, kMean };
 
+// How the clusters to open are found.
+enum class Selection : std::uint8_t {
+  kFlat,          // every cluster is scored
+  kHierarchical,  // a walk down a tree of summaries: the work follows what is opened (preset `fast` alone)
+  // One of the two, by the length of the context when a calibration window begins; flat before. Thresholds of one are
+  // not those of the other, so it stays until the next window or Layer::SetSelection.
+  kAutomatic,
+};
+
 enum class Preset : std::uint8_t {
   kSeed,  // the method as its specification states it: regions that grow and freeze, selection per query head
   kFast,  // small blocks that are built once, one opened set for all query heads of a KV head
@@ -41,7 +50,11 @@ struct Config {
   int kmeans_rounds = 2;                             // fast: rounds of k-means after the split of a block, >= 0
   float tail_shrink = 0.5f;  // fast: share of the second cumulant that a closed cluster's weight takes; in [0, 1]
   CalibrationStatistic statistic = CalibrationStatistic::kMedian;
+  Selection selection = Selection::kFlat;  // seed: flat alone
 };
+
+// Rows in blocks from which Selection::kAutomatic is hierarchical (docs/measurements.md shows why).
+inline constexpr std::int64_t kHierarchicalRows = 262144;
 
 // Layers of a model that take seal_delay = layer % kSealStagger build their blocks in different steps, so that no step
 // builds one for every layer.

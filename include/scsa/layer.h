@@ -167,6 +167,13 @@ class Layer {
   std::span<const float> taus() const;
   Status SetTau(int head, float tau);  // tau in [0, 1]; 0 opens every cluster
 
+  // How the layer finds clusters now, and what its thresholds are for: kFlat or kHierarchical.
+  Selection selection() const;
+  // With Config::selection kAutomatic: what thresholds that SetTau takes from elsewhere are for. Stays until the next
+  // calibration window. kInvalidArgument for another selection than that of a Config that is not automatic;
+  // kOutOfMemory: the budget has no room for the summaries of blocks, and the layer goes on as before.
+  Status SetSelection(Selection selection);
+
   // Starts an audit (scsa/audit.h), or ends it where config.share is 0; earlier samples are dropped either way. Outputs
   // are the same bits with it. Heads that drift are recalibrated: for config.window steps the layer answers exactly
   // (counted in calibration_steps; calibrating() stays false), then these heads, and no others, have new thresholds.

@@ -80,9 +80,28 @@ std::int64_t BlockPlan::FirstRow(int block) const {
   return block == 0 ? config_.sink : std::int64_t{block} * block_rows();
 }
 
-std::size_t BlockPlan::Bytes() const {
+std::size_t BlockPlan::Built() const {
   const auto n = std::ranges::count_if(blocks_, [](const Block& block) { return block.data != nullptr; });
-  return static_cast<std::size_t>(n) * BlockBytes();
+  return static_cast<std::size_t>(n);
+}
+
+std::size_t BlockPlan::Bytes() const { return Built() * BlockBytes(); }
+
+bool BlockPlan::CountTree(bool counted) {
+  // A node of three vectors for the block, and half of one more: levels above are a seventh, and more where blocks lie
+  // scattered.
+  const std::size_t node = std::size_t{3} * sizeof(float) * static_cast<std::size_t>(shape_.kv_heads) * shape_.head_dim;
+  const std::size_t wanted = counted ? node + node / 2 : 0;
+  if (wanted == tree_bytes_) return true;
+  if (memory_ != nullptr) {
+    const std::uint64_t n = Built();
+    if (!counted) memory_->Give(n * tree_bytes_);
+    if (counted && !memory_->Take(n * wanted)) return false;
+    // Making room may have taken blocks of this very plan.
+    if (counted) memory_->Give((n - Built()) * wanted);
+  }
+  tree_bytes_ = wanted;
+  return true;
 }
 
 void BlockPlan::AppendRows(int kv_head, std::span<const std::int32_t> clusters, std::vector<std::int32_t>& rows) const {
@@ -102,7 +121,8 @@ void BlockPlan::AppendRows(int kv_head, std::span<const std::int32_t> clusters, 
 BlockPlan::Data BlockPlan::TakeBlock(Status* status, bool* refused) {
   *refused = memory_ != nullptr && !memory_->Take(BlockBytes());
   if (*refused) return nullptr;
-  Data data(static_cast<std::byte*>(::operator new (BlockBytes(), std::align_val_t{kCacheLine}, std::nothrow)));
+  Data data(
+      static_cast<std::byte*>(::operator new (Head(shape_.kv_heads), std::align_val_t{kCacheLine}, std::nothrow)));
   if (data == nullptr) {
     if (memory_ != nullptr) memory_->Give(BlockBytes());
     *status = {StatusCode::kOutOfMemory, std::string()};
@@ -151,9 +171,11 @@ BlockPlan::BuildResult BlockPlan::Build(const KvView& kv, std::span<const int> b
         if (memory_ != nullptr) memory_->Give(BlockBytes());
         continue;
       }
-      blocks_[static_cast<std::size_t>(blocks[i])] = {.data = std::move(fresh[i]), .use = {.last = Now()}};
+      blocks_[static_cast<std::size_t>(blocks[i])] = {
+          .data = std::move(fresh[i]), .version = ++changes_, .use = {.last = Now()}};
       ++result.built;
     }
+    while (built(first_gap_)) ++first_gap_;
   } catch (const std::bad_alloc&) {
     result.status = {StatusCode::kOutOfMemory, std::string()};
   }
@@ -235,7 +257,13 @@ Status BlockPlan::BuildHead(const KvView& kv, int block, int kv_head, std::byte*
   return Status::Ok();
 }
 
+void BlockPlan::NoteGone(int block) {
+  ++changes_;
+  first_gap_ = std::min(first_gap_, block);
+}
+
 void BlockPlan::Drop(int block) {
+  NoteGone(block);
   blocks_[static_cast<std::size_t>(block)] = {};
   if (memory_ != nullptr) memory_->Give(BlockBytes());
 }
@@ -281,6 +309,7 @@ EvictablePlan::Candidate BlockPlan::LeastUseful() const {
 }
 
 std::uint64_t BlockPlan::Evict(int block, std::uint64_t not_before) {
+  NoteGone(block);
   blocks_[static_cast<std::size_t>(block)] = {.not_before = not_before};
   return BlockBytes();
 }
@@ -308,7 +337,10 @@ int BlockPlan::DropChanged(const KvView& kv, Verify verify, int n_threads) {
     Drop(block);
     ++dropped;
   };
-  for (int block = 0; block < n_blocks(); ++block) drop_if(block, built(block) && EndRow(block) > kv.n_kv);
+  for (auto block = static_cast<int>(std::min<std::int64_t>(kv.n_kv / block_rows(), n_blocks())); block < n_blocks();
+       ++block) {
+    drop_if(block, built(block));  // it ends behind n_kv
+  }
   if (verify == Verify::kFull) {
     // Takes no memory: a check that could fail would leave changed blocks in use.
     ParallelFor(n_threads, n_blocks(), [&](std::int64_t task, int) {

@@ -36,6 +36,12 @@ class BlockPlan {
   const SummaryLayout& layout() const { return layout_; }
   int n_blocks() const { return static_cast<int>(blocks_.size()); }  // blocks 0 ... n_blocks() - 1 may be built
   bool built(int block) const { return block < n_blocks() && data(block) != nullptr; }
+  // Different for every block that was ever built, 0 for one that is not built.
+  std::uint64_t version(int block) const { return blocks_[static_cast<std::size_t>(block)].version; }
+  // How often a block was built or dropped: what follows from the plan stays as it is while this does.
+  std::uint64_t changes() const { return changes_; }
+  // Blocks before this one are built.
+  int first_gap() const { return first_gap_; }
 
   // The memory of a block, and where the parts of a KV head begin in it.
   const std::byte* data(int block) const { return blocks_[static_cast<std::size_t>(block)].data.get(); }
@@ -62,8 +68,10 @@ class BlockPlan {
   std::size_t Bytes() const;
   std::size_t SummaryBytesPerBlock() const { return layout_.key_bytes() + layout_.value_bytes(); }  // of one KV head
 
-  // Memory of one block.
-  std::size_t BlockBytes() const { return Head(shape_.kv_heads); }
+  // Memory of one block, with its part of the tree over the blocks (block_tree.h) where that is counted.
+  std::size_t BlockBytes() const { return Head(shape_.kv_heads) + tree_bytes_; }
+  // Whether a tree over the blocks is counted with them, at first it is not. False: there is no room for it.
+  bool CountTree(bool counted);
 
   struct BuildResult {
     Status status;  // the first error
@@ -105,6 +113,7 @@ class BlockPlan {
   using Data = std::unique_ptr<std::byte, Free>;
   struct Block {
     Data data{};  // nullptr: not built
+    std::uint64_t version = 0;
     BlockUse use{};
     std::uint64_t not_before = 0;
     bool refused = false;  // and counted
@@ -119,7 +128,9 @@ class BlockPlan {
   std::size_t Head(int kv_head) const { return static_cast<std::size_t>(kv_head) * parts_.end; }
   std::uint64_t Now() const { return memory_ == nullptr ? 0 : memory_->now(); }
   Parts LayOut() const;
+  std::size_t Built() const;  // how many blocks are
   Data TakeBlock(Status* status, bool* refused);
+  void NoteGone(int block);
   void Drop(int block);
   Status BuildHead(const KvView& kv, int block, int kv_head, std::byte* data, BuildScratch& scratch) const;
   std::int64_t SampledRow(Sample sample, int block) const;
@@ -132,9 +143,12 @@ class BlockPlan {
   PlanMemory* memory_;
   SummaryLayout layout_;
   Parts parts_;
+  std::size_t tree_bytes_ = 0;
   DType k_type_ = DType::kF16;  // row formats of the cache that the blocks were built from
   DType v_type_ = DType::kF16;
   std::vector<Block> blocks_;
+  std::uint64_t changes_ = 0;
+  int first_gap_ = 0;
   std::uint64_t sample_ = 0;  // rotates the rows that Verify::kSample looks at
 };
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/block_plan.h"
+#include "core/block_tree.h"
 #include "core/coverage.h"
 #include "core/joint_operator.h"
 #include "core/kernels.h"
@@ -39,9 +40,12 @@ class FastMethod final : public SparseMethod {
         config_(config),
         memory_(memory),
         plan_(shape, config, &memory),
+        tree_(shape),
         operator_(shape, config),
         prompt_(shape, config),
-        reads_(shape.kv_heads) {}
+        reads_(shape.kv_heads) {
+    if (config.selection == Selection::kHierarchical) walks_ = plan_.CountTree(true);
+  }
 
   bool Prepare(const LayerCall& call, LayerStats* stats) override {
     // First, whatever the query: the next call need not ask for the same check. Only samples can wait for the threads
@@ -71,6 +75,7 @@ class FastMethod final : public SparseMethod {
     opened_.clear();
     try {
       if (memory_.limited()) opened_.resize(static_cast<std::size_t>(plan_.n_blocks()));
+      if (walks_) tree_.Update(plan_, call.n_threads);
       for (int row = 0; row < call.q.n_q; ++row) {
         const Status status = operator_.Attend(plan_, Query(call, row), taus, call.n_threads, call.workspace,
                                                out.data + row * out.row_stride, out.head_stride, counted);
@@ -93,6 +98,7 @@ class FastMethod final : public SparseMethod {
     opened_.clear();
     try {
       errors_.resize(static_cast<std::size_t>(shape_.q_heads) * kTauGridSize);
+      if (walks_) tree_.Update(plan_, call.n_threads);
       for (int row = 0; row < call.q.n_q; ++row) {
         const Status status =
             operator_.Replay(plan_, Query(call, row), window->grid(), exact_output.data + row * exact_output.row_stride,
@@ -106,6 +112,26 @@ class FastMethod final : public SparseMethod {
       return Status::OutOfMemory("no memory to record a calibration step");
     }
     return Status::Ok();
+  }
+
+  Selection selection() const override { return walks_ ? Selection::kHierarchical : Selection::kFlat; }
+  bool SetSelection(Selection selection) override {
+    const bool walks = selection == Selection::kHierarchical;
+    if (!plan_.CountTree(walks)) return false;
+    if (!walks) tree_.Clear();
+    walks_ = walks;
+    return true;
+  }
+  void ChooseSelection(const LayerCall& call) override {
+    if (config_.selection != Selection::kAutomatic) return;
+    std::int64_t rows = 0;
+    for (int b = 0; b < plan_.n_blocks() && plan_.EndRow(b) <= call.kv.n_kv; ++b) {
+      if (plan_.built(b)) rows += plan_.EndRow(b) - plan_.FirstRow(b);
+    }
+    // Without room for a tree the selection stays flat.
+    if (!SetSelection(rows >= kHierarchicalRows ? Selection::kHierarchical : Selection::kFlat)) {
+      SetSelection(Selection::kFlat);
+    }
   }
 
   Status AttendPrompt(const LayerCall& call, PromptThresholds* thresholds, const OutView& out) override {
@@ -127,7 +153,7 @@ class FastMethod final : public SparseMethod {
   Status Seal(const KvView& kv, std::int64_t end_row, int n_threads, LayerStats* stats) override {
     try {
       due_.clear();
-      for (int b = 0; plan_.EndRow(b) <= std::min(end_row, kv.n_kv); ++b) {
+      for (int b = plan_.first_gap(); plan_.EndRow(b) <= std::min(end_row, kv.n_kv); ++b) {
         if (!plan_.built(b) && plan_.MayBuild(b)) due_.push_back(b);
       }
       return Build(kv, n_threads, stats);
@@ -137,32 +163,39 @@ class FastMethod final : public SparseMethod {
   }
 
   int DropWritten(std::span<const std::int64_t> rows) override { return plan_.DropWritten(rows); }
-  int DropAll() override { return plan_.DropAll(); }
+  int DropAll() override {
+    tree_.Clear();
+    return plan_.DropAll();
+  }
   std::size_t PlanBytes() const override { return plan_.Bytes(); }
   Candidate LeastUseful() const override { return plan_.LeastUseful(); }
-  std::uint64_t Evict(int block, std::uint64_t not_before) override { return plan_.Evict(block, not_before); }
+  std::uint64_t Evict(int block, std::uint64_t not_before) override {
+    tree_.Release(block);
+    return plan_.Evict(block, not_before);
+  }
   std::int64_t sealed_end() const override {
-    int n = 0;
-    while (plan_.built(n)) ++n;
+    const int n = plan_.first_gap();
     return n == 0 ? config_.sink : plan_.EndRow(n - 1);
   }
 
  private:
   JointQuery Query(const LayerCall& call, int row) {
-    return {call.q.data + row * call.q.row_stride,
-            call.q.head_stride,
-            &call.kv,
-            visible_ + row * visible_stride_,
-            call.params,
-            reads_.data(),
-            sample_};
+    return {.q = call.q.data + row * call.q.row_stride,
+            .head_stride = call.q.head_stride,
+            .kv = &call.kv,
+            .visible = visible_ + row * visible_stride_,
+            .params = call.params,
+            .reads = reads_.data(),
+            .sample = sample_,
+            .tree = walks_ ? &tree_ : nullptr};
   }
 
   void SetVisible(const LayerCall& call) {
     visible_ = call.visible.words;
     visible_stride_ = call.visible.row_stride;
     if (visible_ != nullptr) return;
-    all_visible_.assign((call.kv.n_kv + 63) / 64, ~std::uint64_t{0});
+    const auto words = static_cast<std::size_t>((call.kv.n_kv + 63) / 64);
+    if (all_visible_.size() < words) all_visible_.assign(words, ~std::uint64_t{0});
     visible_ = all_visible_.data();
     visible_stride_ = 0;
   }
@@ -176,7 +209,7 @@ class FastMethod final : public SparseMethod {
       const std::uint64_t* words = visible_ + row * visible_stride_;
       std::int64_t end = call.kv.n_kv;
       while (end > 0 && (words[(end - 1) / 64] >> ((end - 1) % 64) & 1) == 0) --end;
-      for (int b = 0; plan_.EndRow(b) + config_.recent + config_.seal_delay <= end; ++b) {
+      for (int b = plan_.first_gap(); plan_.EndRow(b) + config_.recent + config_.seal_delay <= end; ++b) {
         if (plan_.built(b) || !plan_.MayBuild(b)) continue;
         const std::uint64_t* first = words + std::int64_t{b} * words_per_block;
         const bool whole =
@@ -217,7 +250,9 @@ class FastMethod final : public SparseMethod {
   Config config_;
   PlanMemory& memory_;
   BlockPlan plan_;
+  BlockTree tree_;  // in line with the plan while a call is answered by a walk
   JointOperator operator_;
+  bool walks_ = false;  // hierarchical selection
   PromptOperator prompt_;
   Coverage coverage_;  // of a prompt's last row
   std::vector<int> due_;

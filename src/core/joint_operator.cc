@@ -15,6 +15,9 @@ namespace {
 
 constexpr int kBlocksPerCheck = 8;
 
+// Parts of what a KV head reads after a walk.
+constexpr int kWalkParts = 8;
+
 Status OutOfMemory() { return {StatusCode::kOutOfMemory, std::string()}; }
 
 // Waits for another thread, which is at work already and needs microseconds.
@@ -35,17 +38,39 @@ JointOperator::JointOperator(const Shape& shape, const Config& config)
     : shape_(shape), config_(config), scoring_(shape, config), heads_(std::make_unique<Head[]>(shape.kv_heads)) {}
 JointOperator::~JointOperator() = default;
 
+// The walk of a KV head whose exact parts are done, at its beginning.
+void JointOperator::StartWalk(const BlockPlan& plan, const JointQuery& query, int kv_head) {
+  Head& head = heads_[kv_head];
+  if (head.walk == nullptr) head.walk = std::make_unique<FrontierWalk>(shape_, config_);
+  head.walk->Start({.plan = &plan,
+                    .tree = query.tree,
+                    .cover = &cover_,
+                    .kv_head = kv_head,
+                    .q = scoring_.queries(kv_head),
+                    .sinks = query.params.sinks == nullptr ? nullptr : query.params.sinks + kv_head * shape_.group(),
+                    .exact = scoring_.exact(kv_head)});
+}
+
 // The opened set of a KV head and its rows. False when memory is short.
-bool JointOperator::Decide(int kv_head, float tau) {
+bool JointOperator::Decide(const BlockPlan& plan, const JointQuery& query, int kv_head, float tau) {
   Head& head = heads_[kv_head];
   const auto n = static_cast<std::size_t>(scoring_.n_clusters());
   scoring_.Finish(kv_head);
   try {
-    head.selector.Select({scoring_.shares(kv_head), n}, {scoring_.keys(kv_head), n}, tau, head.opened);
+    if (query.tree != nullptr) {
+      StartWalk(plan, query, kv_head);
+      head.walk->Run(tau);
+      head.walk->WeighTail();
+      head.opened.assign(head.walk->opened().begin(), head.walk->opened().end());
+      std::ranges::sort(head.opened);
+    } else {
+      head.selector.Select({scoring_.shares(kv_head), n}, {scoring_.keys(kv_head), n}, tau, head.opened);
+    }
     scoring_.FindRows(kv_head, head.opened, &head.rows);
   } catch (const std::bad_alloc&) {
     return false;
   }
+  if (query.tree != nullptr) return true;
   // Opened clusters have no tail.
   for (int i = 0; i < shape_.group(); ++i) {
     float* tails = scoring_.tails(kv_head * shape_.group() + i);
@@ -55,14 +80,16 @@ bool JointOperator::Decide(int kv_head, float tau) {
 }
 
 // Part `part` of `n_parts` of what a KV head reads once its opened set is decided: a share of the opened rows, and the
-// tail of one chunk.
-void JointOperator::Read(int kv_head, int part, int n_parts, const SoftmaxState& state) const {
+// tail of one chunk, or a share of the walk's tail.
+void JointOperator::Read(const JointQuery& query, int kv_head, int part, int n_parts, const SoftmaxState& state) const {
   const OpenedRows& rows = heads_[kv_head].rows;
   constexpr std::size_t kMultiple = 8;  // of the kernels' row blocks
   const std::size_t per_part = ((rows.size() + n_parts - 1) / n_parts + kMultiple - 1) / kMultiple * kMultiple;
   const std::size_t first = std::min(rows.size(), part * per_part);
   const RunArgs run = scoring_.OpenedRun(kv_head, rows, first, std::min(per_part, rows.size() - first));
-  if (part < scoring_.n_chunks()) {
+  if (query.tree != nullptr) {
+    heads_[kv_head].walk->FoldTail(part, n_parts, state);
+  } else if (part < scoring_.n_chunks()) {
     scoring_.FoldTail(kv_head, part, scoring_.tails(kv_head * shape_.group()), run, state);
   }
   AttendRun(run, state);
@@ -85,11 +112,12 @@ Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std
   const int kv_heads = shape_.kv_heads;
   const int head_dim = shape_.head_dim;
   if (Status status = scoring_.Prepare(plan, query, workspace); !status.ok()) return status;
+  if (query.tree != nullptr) cover_.Find(*query.tree, scoring_.coverage());
   // Both halves of the step in one parallel region: all parts of the first half, KV head after KV head, then those of
   // the second half, which wait for the opened set of their head. Whoever finishes the last part of a head decides its
   // opened set, or merges its states. Tasks are claimed in ascending order, so whoever waits waits for running threads.
   const int n_scoring = scoring_.n_parts();
-  const int n_reading = std::max(scoring_.n_chunks(), 2);
+  const int n_reading = query.tree != nullptr ? kWalkParts : std::max(scoring_.n_chunks(), 2);
   StateArray parts;
   const auto lay_out = [&](void* block) {
     ScratchLayout layout(block);
@@ -134,7 +162,7 @@ Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std
       scoring_.Run(kv_head, static_cast<int>(task % n_scoring), static_cast<int>(next / n_scoring),
                    scores_next ? static_cast<int>(next % n_scoring) : -1);
       if (heads_[kv_head].scoring_left.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        if (!Decide(kv_head, taus[kv_head])) out_of_memory.store(true, std::memory_order_relaxed);
+        if (!Decide(plan, query, kv_head, taus[kv_head])) out_of_memory.store(true, std::memory_order_relaxed);
         heads_[kv_head].decided.store(true, std::memory_order_release);
       }
       return;
@@ -144,7 +172,7 @@ Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std
     const SoftmaxState state = parts.Cleared(static_cast<std::size_t>(task - first_reading));
     WaitFor(heads_[kv_head].decided);
     if (out_of_memory.load(std::memory_order_relaxed)) return;
-    Read(kv_head, part, n_reading, state);
+    Read(query, kv_head, part, n_reading, state);
     if (heads_[kv_head].reading_left.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(kv_head);
   });
   if (changed) return {StatusCode::kFailedPrecondition, std::string()};
@@ -173,14 +201,21 @@ void JointOperator::Count(const BlockPlan& plan, const JointQuery& query, LayerS
   const auto group = static_cast<std::uint64_t>(shape_.group());
   for (int h = 0; h < shape_.kv_heads; ++h) {
     const std::uint64_t opened_rows = heads_[h].rows.size();
+    std::uint64_t scored = usable_blocks * plan.slots();
+    std::uint64_t summary_bytes = usable_blocks * plan.SummaryBytesPerBlock();
+    if (query.tree != nullptr) {
+      const FrontierWalk& walk = *heads_[h].walk;
+      scored = walk.scored_nodes() + walk.scored_blocks() * plan.slots();
+      summary_bytes = walk.scored_nodes() * 3 * sizeof(float) * shape_.head_dim +
+                      walk.scored_blocks() * plan.SummaryBytesPerBlock();
+    }
     stats.stat_opened_rows += group * opened_rows;
     stats.stat_exact_rows += group * exact_rows;
-    stats.stat_scored += group * usable_blocks * plan.slots();
+    stats.stat_scored += group * scored;
     stats.stat_calls += group;
-    const HeadReads reads = {
-        .rows_read = opened_rows + exact_rows,
-        .rows_visible = exact_rows + usable_rows,
-        .bytes_read = opened_rows * opened_row + exact_rows * cache_row + usable_blocks * plan.SummaryBytesPerBlock()};
+    const HeadReads reads = {.rows_read = opened_rows + exact_rows,
+                             .rows_visible = exact_rows + usable_rows,
+                             .bytes_read = opened_rows * opened_row + exact_rows * cache_row + summary_bytes};
     stats.union_rows += reads.rows_read;
     stats.visible_rows += reads.rows_visible;
     stats.bytes_read += reads.bytes_read;

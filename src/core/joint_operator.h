@@ -10,7 +10,7 @@
 //   tail      m exp(a) (1 + tail_shrink * s) at u               what the cluster contributes when it stays closed
 // A cluster's share is the mean over the query heads of e / (sum of all e + E), E being the exact mass of the head:
 // rows outside the usable blocks and the head's attention sink. JointSelector opens by share per row until the shares
-// of the closed clusters sum to less than tau.
+// of the closed clusters sum to less than tau. With JointQuery::tree, FrontierWalk chooses.
 #pragma once
 
 #include <atomic>
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/block_plan.h"
+#include "core/frontier_walk.h"
 #include "core/joint_scoring.h"
 #include "core/joint_select.h"
 #include "core/workspace.h"
@@ -53,17 +54,19 @@ class JointOperator {
   struct ReplayStates;
   struct Head {
     JointSelector selector;
-    std::vector<std::int32_t> opened;  // clusters
-    OpenedRows rows;                   // of the opened clusters
-    std::vector<std::int32_t> counts;  // of Replay: opened clusters per threshold
+    std::unique_ptr<FrontierWalk> walk;  // of queries with a tree
+    std::vector<std::int32_t> opened;    // clusters
+    OpenedRows rows;                     // of the opened clusters
+    std::vector<std::int32_t> counts;    // of Replay: opened clusters per threshold
     // Of one call: parts of either half that are not done, and whether the opened set is decided.
     std::atomic<int> scoring_left{0};
     std::atomic<int> reading_left{0};
     std::atomic<bool> decided{false};
   };
 
-  bool Decide(int kv_head, float tau);
-  void Read(int kv_head, int part, int n_parts, const SoftmaxState& state) const;
+  bool Decide(const BlockPlan& plan, const JointQuery& query, int kv_head, float tau);
+  void StartWalk(const BlockPlan& plan, const JointQuery& query, int kv_head);
+  void Read(const JointQuery& query, int kv_head, int part, int n_parts, const SoftmaxState& state) const;
   void Count(const BlockPlan& plan, const JointQuery& query, LayerStats& stats) const;
 
   // Of Replay: clusters that open at threshold t and not at larger ones.
@@ -73,9 +76,15 @@ class JointOperator {
   void JudgeThresholds(const JointQuery& query, int kv_head, const ReplayStates& states, const float* exact,
                        std::int64_t exact_head_stride, std::span<float> errors) const;
 
+  // The same by a walk.
+  Status ReplayWalk(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds,
+                    const float* exact, std::int64_t exact_head_stride, int n_threads, Workspace& workspace,
+                    std::span<float> errors);
+
   Shape shape_;
   Config config_;
   JointScoring scoring_;
+  TreeCover cover_;                      // of queries with a tree
   std::unique_ptr<Head[]> heads_;        // [kv_heads]
   std::vector<OpenedRows> replay_rows_;  // [threads]
 };

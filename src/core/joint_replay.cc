@@ -100,6 +100,9 @@ Status JointOperator::Replay(const BlockPlan& plan, const JointQuery& query, std
   const int group = shape_.group();
   const int head_dim = shape_.head_dim;
   const int kv_heads = shape_.kv_heads;
+  if (query.tree != nullptr) {
+    return ReplayWalk(plan, query, thresholds, exact, exact_head_stride, n_threads, workspace, errors);
+  }
   if (Status status = scoring_.Prepare(plan, query, workspace); !status.ok()) return status;
   ReplayStates states;
   states.n_segments = std::ssize(thresholds) + 1;

@@ -60,7 +60,9 @@ Status JointScoring::Prepare(const BlockPlan& plan, const JointQuery& query, Wor
   query_ = &query;
   coverage_.Find(plan, query.kv->n_kv, query.visible);
   CutExactRuns();
-  const int n_blocks = coverage_.n_blocks();
+  // A walk begins when the last part is done: there is one, be it empty.
+  if (query.tree != nullptr && exact_parts_.empty()) exact_parts_.push_back({0, 0});
+  const int n_blocks = query.tree != nullptr ? 0 : coverage_.n_blocks();
   chunk_blocks_ = std::max(kChunkBlocks, static_cast<int>(DivCeil(n_blocks, kMaxChunks)));
   n_clusters_ = std::int64_t{n_blocks} * plan.slots();
   n_chunks_ = static_cast<int>(DivCeil(n_blocks, chunk_blocks_));
@@ -115,7 +117,7 @@ RunArgs JointScoring::ExactRun(int kv_head, std::pair<std::int64_t, std::int64_t
   RunArgs args;
   args.head_dim = shape_.head_dim;
   args.n = shape_.group();
-  args.q = qs_ + std::int64_t{kv_head} * shape_.group() * shape_.head_dim;
+  args.q = queries(kv_head);
   args.softcap = query_->params.softcap;
   args.k = kv.KRow(rows.first, kv_head);
   args.v = kv.VRow(rows.first, kv_head);
@@ -132,6 +134,7 @@ RunArgs JointScoring::ExactRun(int kv_head, std::pair<std::int64_t, std::int64_t
 // What a part reads first: its longest stretch of exact rows, or its summaries.
 std::pair<FetchHint, FetchHint> JointScoring::FirstReads(int kv_head, int part) const {
   if (part < n_exact_) {
+    if (exact_parts_[part].first_run == exact_parts_[part].end_run) return {};
     const auto longest =
         std::max_element(pieces_.begin() + static_cast<std::ptrdiff_t>(exact_parts_[part].first_run),
                          pieces_.begin() + static_cast<std::ptrdiff_t>(exact_parts_[part].end_run),
@@ -276,7 +279,7 @@ RunArgs JointScoring::OpenedRun(int kv_head, const OpenedRows& rows, std::size_t
   RunArgs args;
   args.head_dim = shape_.head_dim;
   args.n = shape_.group();
-  args.q = qs_ + std::int64_t{kv_head} * shape_.group() * shape_.head_dim;
+  args.q = queries(kv_head);
   args.softcap = query_->params.softcap;
   args.k_type = packed ? PackedType(config_.packed_format) : query_->kv->k_type;
   args.v_type = packed ? PackedType(config_.packed_format) : query_->kv->v_type;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/block_plan.h"
+#include "core/block_tree.h"
 #include "core/coverage.h"
 #include "core/joint_kernels.h"
 #include "core/kernels.h"
@@ -33,6 +34,8 @@ struct JointQuery {
   HeadReads* reads = nullptr;  // [kv_heads], counted up; nullptr: not counted
   // Compared with the blocks' fingerprints meanwhile.
   std::optional<BlockPlan::Sample> sample = {};
+  // In line with the plan: clusters are found by a walk (frontier_walk.h). nullptr: every cluster is scored.
+  const BlockTree* tree = nullptr;
 };
 
 // Where the rows of opened clusters are.
@@ -48,10 +51,12 @@ class JointScoring {
  public:
   JointScoring(const Shape& shape, const Config& config) : shape_(shape), config_(config) {}
 
-  // Finds the parts of a query and lays the scratch arrays out in `workspace`. kOutOfMemory. Throws std::bad_alloc.
+  // Finds the parts of a query and lays the scratch arrays out in `workspace`. With a tree there are exact parts alone
+  // and no clusters. kOutOfMemory. Throws std::bad_alloc.
   Status Prepare(const BlockPlan& plan, const JointQuery& query, Workspace& workspace);
 
   const Coverage& coverage() const { return coverage_; }
+  const float* queries(int kv_head) const { return qs_ + std::int64_t{kv_head} * shape_.group() * shape_.head_dim; }
   std::int64_t n_clusters() const { return n_clusters_; }
   int n_chunks() const { return n_chunks_; }            // of the blocks: what one part scores, or folds the tail of
   int n_parts() const { return n_exact_ + n_chunks_; }  // per KV head

@@ -68,6 +68,7 @@ Status Layer::Attend(const QueryView& q, const KvView& kv, const VisibleSets& vi
   if (!layer.method->Prepare(call, &layer.stats)) return layer.AnswerExactly(call, out);
   if (records) {
     if (Status status = Exact(layer.shape, call, out); !status.ok()) return status;
+    if (layer.window.open() && layer.window.steps() == 0) layer.method->ChooseSelection(call);
     const bool recorded = layer.method->Record(call, out, recalibrating ? &layer.audit->window() : &layer.window).ok();
     ++(recorded ? layer.stats.calibration_steps : layer.stats.exact_steps);
     if (!recorded) ++layer.stats.step_failures;
@@ -184,6 +185,19 @@ Status Layer::SetTau(int head, float tau) {
   impl_->taus[head] = tau;
   if (impl_->audit != nullptr) impl_->audit->ForgetHead(static_cast<std::size_t>(head));
   return Status::Ok();
+}
+
+Selection Layer::selection() const { return impl_->method->selection(); }
+
+Status Layer::SetSelection(Selection selection) {
+  const bool automatic = impl_->config.selection == Selection::kAutomatic && selection <= Selection::kHierarchical;
+  if (selection != impl_->config.selection && !automatic) {
+    return Status::Invalid("the layer was not made for this selection");
+  }
+  if (selection == Selection::kAutomatic) return Status::Ok();
+  const std::lock_guard lock(impl_->memory.mutex());
+  if (impl_->method->SetSelection(selection)) return Status::Ok();
+  return Status::OutOfMemory("no memory for hierarchical selection");
 }
 
 Status Layer::SetAudit(const AuditConfig& config) {

@@ -40,6 +40,12 @@ class SparseMethod : public EvictablePlan {
   // Both follow a Prepare of the same call that returned true. After an error the caller answers exactly.
   virtual Status Attend(const LayerCall& call, std::span<const float> taus, const OutView& out, LayerStats* stats) = 0;
   virtual Status Record(const LayerCall& call, const OutView& exact_output, CalibrationWindow* window) = 0;
+  // How clusters are found: never Selection::kAutomatic.
+  virtual Selection selection() const { return Selection::kFlat; }
+  // Of the two, the one that thresholds are for from now on. False: there is no memory for it.
+  virtual bool SetSelection(Selection selection) { return selection == Selection::kFlat; }
+  // A calibration window begins with this call, of which Prepare returned true: decides Selection::kAutomatic.
+  virtual void ChooseSelection(const LayerCall& /*call*/) {}
   // See Layer::AttendPrompt. Follows a Prepare of the same call that returned true; after an error the caller answers
   // exactly.
   virtual Status AttendPrompt(const LayerCall& call, PromptThresholds* thresholds, const OutView& out) = 0;

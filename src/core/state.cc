@@ -104,9 +104,11 @@ std::string State::TausToJson(const ModelIdentity& model) const {
   try {
     TausFile file;
     file.config = layer(0).config();
+    file.config.selection = layer(0).selection();
     file.tolerance = impl_->tolerance;
     file.model = impl_->Complete(model);
     for (int i = 0; i < num_layers(); ++i) {
+      if (layer(i).selection() != file.config.selection) continue;
       const std::span<const float> taus = layer(i).taus();
       for (std::size_t h = 0; h < taus.size(); ++h) file.taus.push_back({i, static_cast<int>(h), taus[h]});
     }
@@ -131,6 +133,10 @@ Status State::LoadTausJson(std::string_view text, const ModelIdentity& model) {
                              std::to_string(num_layers()) + " layers with " + std::to_string(heads) + " thresholds");
     }
     for (const TauEntry& entry : file.taus) {
+      // A bare file fits whatever the layers do now.
+      if (!file.bare) {
+        if (Status status = layer(entry.layer).SetSelection(file.config.selection); !status.ok()) return status;
+      }
       if (Status status = layer(entry.layer).SetTau(entry.head, entry.tau); !status.ok()) return status;
     }
     impl_->tolerance = file.tolerance;

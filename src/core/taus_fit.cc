@@ -18,6 +18,14 @@ std::string Text(int value) { return std::to_string(value); }
 std::string Text(float value) { return std::to_string(value); }
 std::string Text(PackedFormat value) { return kPackedFormatNames[static_cast<int>(value)]; }
 std::string Text(CalibrationStatistic value) { return kStatisticNames[static_cast<int>(value)]; }
+std::string Text(Selection value) { return kSelectionNames[static_cast<int>(value)]; }
+
+template <typename T>
+bool Same(const T& there, const T& here) {
+  return there == here;
+}
+// A layer that chooses by itself takes either.
+bool Same(const Selection& there, const Selection& here) { return here == Selection::kAutomatic || there == here; }
 
 template <typename T>
 Status Differs(const char* name, const T& there, const T& here, std::string_view what_to_do) {
@@ -54,7 +62,7 @@ Status CheckTausConfig(const TausFile& file, const Config& config) {
   VisitTausConfig(file.config, [&](std::string_view name, const auto& there) {
     VisitTausConfig(config, [&](const char* other, const auto& here) {
       if constexpr (std::is_same_v<decltype(there), decltype(here)>) {
-        if (result.ok() && name == other && there != here) result = Differs(other, there, here, kSameConfig);
+        if (result.ok() && name == other && !Same(there, here)) result = Differs(other, there, here, kSameConfig);
       }
     });
   });

@@ -165,7 +165,7 @@ class Parser {
     });
     if (!status.ok()) return status;
     VisitTausConfig(*config, [&](const char* name, const auto&) {
-      if (status.ok() && std::ranges::find(seen, name) == seen.end()) {
+      if (status.ok() && name != std::string_view(kSelectionKey) && std::ranges::find(seen, name) == seen.end()) {
         status = json_.Fail(StatusCode::kParseError, start, std::string("\"") + name + "\" is missing");
       }
     });
@@ -182,6 +182,12 @@ class Parser {
   }
   Status ReadParameter(PackedFormat* value) { return ReadEnum(json_, kPackedFormatNames, value); }
   Status ReadParameter(CalibrationStatistic* value) { return ReadEnum(json_, kStatisticNames, value); }
+  Status ReadParameter(Selection* value) {
+    const std::size_t start = json_.at();
+    if (Status status = ReadEnum(json_, kSelectionNames, value); !status.ok()) return status;
+    if (*value != Selection::kAutomatic) return Status::Ok();
+    return json_.Fail(StatusCode::kInvalidArgument, start, "thresholds are for flat or for hierarchical selection");
+  }
 
   Status ReadModel(ModelIdentity* model) {
     const std::size_t start = json_.at();
@@ -326,6 +332,8 @@ std::string ConfigText(const Config& config) {
       Append(&text, name, Digits(member));
     } else if constexpr (std::is_same_v<Member, PackedFormat>) {
       Append(&text, name, Quoted(kPackedFormatNames[static_cast<int>(member)]));
+    } else if constexpr (std::is_same_v<Member, Selection>) {
+      if (member != Selection::kFlat) Append(&text, name, Quoted(kSelectionNames[static_cast<int>(member)]));
     } else {
       static_assert(std::is_same_v<Member, CalibrationStatistic>);
       Append(&text, name, Quoted(kStatisticNames[static_cast<int>(member)]));
@@ -389,6 +397,9 @@ Status ParseTaus(std::string_view text, TausFile* file) {
 Status FormatTaus(const TausFile& file, std::string* text) {
   if (file.model && !(IsPlain(file.model->architecture) && IsPlain(file.model->metadata_hash))) {
     return Status::Invalid("the model's architecture and metadata_hash must be plain ASCII text");
+  }
+  if (file.config.selection > Selection::kHierarchical) {
+    return Status::Invalid("thresholds are for flat or for hierarchical selection: the file must say which");
   }
   if (file.tolerance && !(*file.tolerance >= kMinTolerance && *file.tolerance <= kMaxTolerance)) {
     return Status::Invalid("the tolerance is " + std::to_string(*file.tolerance) + ", must be above 0 and below 1e6");

@@ -7,6 +7,9 @@
 
 namespace scsa {
 
+// Absent in a file whose thresholds are for flat selection, as all were once.
+inline constexpr const char* kSelectionKey = "selection";
+
 // Visits the members of `config` (a Config, const or not) on which thresholds of its preset depend, as
 // visitor(name, member). This is the list: a parameter that changes what a threshold means belongs here, and
 // kTausVersion is raised with it.
@@ -22,14 +25,17 @@ void VisitTausConfig(ConfigType& config, Visitor visitor) {
   if (config.preset == Preset::kFast) {
     visitor("kmeans_rounds", config.kmeans_rounds);
     visitor("tail_shrink", config.tail_shrink);
+    visitor(kSelectionKey, config.selection);
   } else {
     visitor("rebuild_interval", config.rebuild_interval);
     visitor("rank", config.rank);
   }
 }
 
-// Values of the two enumerations among them, in the order of their enumerators.
+// Values of the enumerations among them, in the order of their enumerators. Thresholds are for flat or for hierarchical
+// selection, never for an automatic one.
 inline constexpr const char* kPackedFormatNames[] = {"q8_0", "f16", "none"};
 inline constexpr const char* kStatisticNames[] = {"median", "mean"};
+inline constexpr const char* kSelectionNames[] = {"flat", "hierarchical", "automatic"};
 
 }  // namespace scsa

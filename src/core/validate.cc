@@ -103,6 +103,12 @@ Status ValidateConfig(const Config& config) {
   if (!(config.tail_shrink >= 0.0f && config.tail_shrink <= 1.0f)) {
     return Status::Invalid("tail_shrink is " + std::to_string(config.tail_shrink) + ", must be in [0, 1]");
   }
+  if (config.selection > Selection::kAutomatic) {
+    return Status::Invalid("selection is not known, must be flat, hierarchical or automatic");
+  }
+  if (!fast && config.selection != Selection::kFlat) {
+    return Status::Invalid("selection must be flat: preset seed knows no other");
+  }
   return fast ? ValidateBlocks(config) : Status::Ok();
 }
 

@@ -28,24 +28,27 @@ using test::SyntheticCache;
 constexpr std::int64_t kSealed = 72;  // rows from which the block [4, 64) is sealed
 constexpr std::int64_t kRows = 240;
 
-Config SmallBlocks(Preset preset) {
-  Config config = ConfigFor(preset);
-  config.block_size = 64;
-  config.cluster_size = preset == Preset::kFast ? 8 : 32;
-  config.rebuild_interval = 60;
-  config.recent = 8;
-  return config;
-}
-
 struct Fault {
   Preset preset;
   int n_threads;
   bool for_good;
+  Selection selection = Selection::kFlat;
 };
 
+Config SmallBlocks(const Fault& fault) {
+  Config config = ConfigFor(fault.preset);
+  config.block_size = 64;
+  config.cluster_size = fault.preset == Preset::kFast ? 8 : 32;
+  config.rebuild_interval = 60;
+  config.recent = 8;
+  config.selection = fault.selection;
+  return config;
+}
+
 std::string NameOf(const ::testing::TestParamInfo<Fault>& info) {
-  return std::string(PresetName(info.param.preset)) + "_threads" + std::to_string(info.param.n_threads) +
-         (info.param.for_good ? "_for_good" : "_once");
+  return std::string(PresetName(info.param.preset)) +
+         (info.param.selection == Selection::kHierarchical ? "_hierarchical" : "") + "_threads" +
+         std::to_string(info.param.n_threads) + (info.param.for_good ? "_for_good" : "_once");
 }
 
 class FaultTest : public ::testing::TestWithParam<Fault> {
@@ -139,7 +142,7 @@ class FaultTest : public ::testing::TestWithParam<Fault> {
 // A plan of one block, so that a step is answered by all of it or exactly. Everything is closed, so that an outdated
 // plan would show.
 TEST_P(FaultTest, AnswersAreExactOrThoseOfAPlanThatFits) {
-  Config config = SmallBlocks(GetParam().preset);
+  Config config = SmallBlocks(GetParam());
   config.tau_default = 1.0f;
   constexpr std::size_t kSteps = 8;
   const auto rewrites = [](std::size_t step) { return step == 3 || step == 6; };
@@ -188,7 +191,7 @@ TEST_P(FaultTest, AnswersAreExactOrThoseOfAPlanThatFits) {
 // Several blocks at once, of which some may fail. They hold copies of their rows, all of which are opened: an outdated
 // block would show, whereas a missing one is read from the cache with the same result.
 TEST_P(FaultTest, BlocksThatFailAreReadFromTheCache) {
-  Config config = SmallBlocks(GetParam().preset);
+  Config config = SmallBlocks(GetParam());
   config.packed_format = PackedFormat::kF16;
   config.tau_default = 0.0f;
   constexpr std::size_t kSteps = 6;
@@ -222,7 +225,7 @@ TEST_P(FaultTest, BlocksThatFailAreReadFromTheCache) {
 
 // A calibration window and the audit after it.
 TEST_P(FaultTest, CalibrationCanBeDoneAgain) {
-  const Config config = SmallBlocks(GetParam().preset);
+  const Config config = SmallBlocks(GetParam());
   constexpr std::size_t kWindow = 6;
   constexpr std::size_t kSteps = 10;
   const auto calibrate = [&](Layer& layer) {
@@ -332,7 +335,7 @@ TEST_P(FaultTest, PromptsAreExactOrSparse) {
     }
     return outs;
   };
-  const Config config = SmallBlocks(GetParam().preset);
+  const Config config = SmallBlocks(GetParam());
   const auto expected = calls(*NewLayer(config));
   Workspace workspace;
   std::vector<float> exact(q.size());
@@ -362,7 +365,7 @@ TEST_P(FaultTest, CreatingReportsIt) {
   for (std::int64_t k = 1;; ++k) {
     const ShortMemory memory(k, GetParam().for_good);
     std::unique_ptr<State> state;
-    const Config config = SmallBlocks(GetParam().preset);
+    const Config config = SmallBlocks(GetParam());
     const StatusCode code = memory.In([&] { return State::Create(3, shape_, config, &state).code(); });
     if (!memory.failed()) {
       EXPECT_EQ(code, StatusCode::kOk);
@@ -374,7 +377,7 @@ TEST_P(FaultTest, CreatingReportsIt) {
 }
 
 TEST_P(FaultTest, AStateFinishesTheWindowsThatAreLeft) {
-  const Config config = SmallBlocks(GetParam().preset);
+  const Config config = SmallBlocks(GetParam());
   const auto recorded = [&] {
     std::unique_ptr<State> state;
     EXPECT_TRUE(State::Create(3, shape_, config, &state).ok());
@@ -405,8 +408,10 @@ TEST_P(FaultTest, AStateFinishesTheWindowsThatAreLeft) {
 
 INSTANTIATE_TEST_SUITE_P(All, FaultTest,
                          ::testing::Values(Fault{Preset::kFast, 1, false}, Fault{Preset::kFast, 1, true},
-                                           Fault{Preset::kFast, 2, false}, Fault{Preset::kSeed, 1, false},
-                                           Fault{Preset::kSeed, 1, true}),
+                                           Fault{Preset::kFast, 2, false},
+                                           Fault{Preset::kFast, 1, false, Selection::kHierarchical},
+                                           Fault{Preset::kFast, 1, true, Selection::kHierarchical},
+                                           Fault{Preset::kSeed, 1, false}, Fault{Preset::kSeed, 1, true}),
                          NameOf);
 
 }  // namespace

@@ -67,40 +67,99 @@ struct RestatedQuery {
   const std::vector<bool>* visible;
 };
 
+inline Vector ScaledQuery(const RestatedQuery& query, const Shape& shape, const LogitParams& params) {
+  Vector qs = ToDouble(query.q, shape.head_dim);
+  for (double& x : qs) x *= params.scale;
+  return qs;
+}
+
+// What a query expects of a cluster (joint_operator.h), and what the cluster weighs when it stays closed.
+struct ClusterWeights {
+  double estimate;
+  double tail;
+};
+inline ClusterWeights WeightsOf(const PlainCluster& cluster, const Vector& qs, const Config& config) {
+  double spread = 0;
+  for (std::size_t d = 0; d < qs.size(); ++d) spread += cluster.shape[d] * qs[d] * qs[d];
+  const double s = cluster.half_trace * spread;
+  const double mass = static_cast<double>(cluster.rows.size()) * std::exp(DotOf(qs, cluster.centroid));
+  return {mass * std::exp(s), mass * (1 + config.tail_shrink * s)};
+}
+
+// The mass of the rows that a query sees and that are not covered, and of its attention sink.
+inline double ExactMass(const SyntheticCache& cache, const LogitParams& params, int kv_head, const RestatedQuery& query,
+                        const Vector& qs, const std::vector<bool>& covered) {
+  double mass = params.sinks != nullptr ? std::exp(params.sinks[query.q_head]) : 0.0;
+  for (std::int64_t r = 0; r < cache.n_rows(); ++r) {
+    if ((*query.visible)[r] && !covered[r]) mass += std::exp(DotOf(qs, cache.DecodedKey(r, kv_head)));
+  }
+  return mass;
+}
+
+inline std::vector<bool> CoveredRows(const SyntheticCache& cache, const std::vector<PlainCluster>& clusters) {
+  std::vector<bool> covered(cache.n_rows(), false);
+  for (const PlainCluster& c : clusters) {
+    for (const std::int64_t r : c.rows) covered[r] = true;
+  }
+  return covered;
+}
+
+// Outputs with these clusters opened and those closed; all other rows are exact. *rows_read: rows that some query sees
+// outside the clusters, and those of opened ones.
+inline std::vector<Vector> RestateOutputs(const SyntheticCache& cache, const Shape& shape, const Config& config,
+                                          const LogitParams& params, int kv_head,
+                                          const std::vector<PlainCluster>& opened,
+                                          const std::vector<PlainCluster>& closed,
+                                          const std::vector<RestatedQuery>& queries, std::int64_t* rows_read) {
+  std::vector<bool> covered = CoveredRows(cache, opened);
+  const std::vector<bool> covered_closed = CoveredRows(cache, closed);
+  for (std::size_t r = 0; r < covered.size(); ++r) covered[r] = covered[r] || covered_closed[r];
+  *rows_read = 0;
+  for (std::int64_t r = 0; r < cache.n_rows(); ++r) {
+    bool seen = false;
+    for (const RestatedQuery& query : queries) seen = seen || (*query.visible)[r];
+    *rows_read += seen && !covered[r];
+  }
+  for (const PlainCluster& cluster : opened) *rows_read += std::ssize(cluster.rows);
+  std::vector<Vector> outputs;
+  for (const RestatedQuery& query : queries) {
+    const Vector qs = ScaledQuery(query, shape, params);
+    PlainSoftmax softmax(shape.head_dim);
+    const auto add_row = [&](std::int64_t r) {
+      softmax.Add(DotOf(qs, cache.DecodedKey(r, kv_head)), cache.DecodedValue(r, kv_head));
+    };
+    for (std::int64_t r = 0; r < cache.n_rows(); ++r) {
+      if ((*query.visible)[r] && !covered[r]) add_row(r);
+    }
+    for (const PlainCluster& cluster : opened) {
+      for (const std::int64_t r : cluster.rows) add_row(r);
+    }
+    for (const PlainCluster& cluster : closed) {
+      softmax.Add(std::log(WeightsOf(cluster, qs, config).tail), cluster.value_mean);
+    }
+    outputs.push_back(params.sinks == nullptr ? softmax.Output() : softmax.Output(params.sinks[query.q_head]));
+  }
+  return outputs;
+}
+
 // The whole method of joint_operator.h, in double, for queries of one KV head that open one set of the clusters
-// together. *rows_read: rows that some query sees outside the clusters, and those of opened ones. The outputs.
+// together. *rows_read as above. The outputs.
 inline std::vector<Vector> RestateJointMethod(const SyntheticCache& cache, const Shape& shape, const Config& config,
                                               const LogitParams& params, int kv_head,
                                               const std::vector<PlainCluster>& clusters,
                                               const std::vector<RestatedQuery>& queries, double tau,
                                               std::int64_t* rows_read) {
-  std::vector<bool> covered(cache.n_rows(), false);
-  for (const PlainCluster& c : clusters) {
-    for (const std::int64_t r : c.rows) covered[r] = true;
-  }
-  const std::size_t n = queries.size();
-  std::vector<Vector> scaled;
-  std::vector<Vector> tails(n, Vector(clusters.size()));
+  const std::vector<bool> covered = CoveredRows(cache, clusters);
   std::vector<double> shares(clusters.size(), 0.0);
-  for (std::size_t i = 0; i < n; ++i) {
-    Vector qs = ToDouble(queries[i].q, shape.head_dim);
-    for (double& x : qs) x *= params.scale;
-    double total = params.sinks != nullptr ? std::exp(params.sinks[queries[i].q_head]) : 0.0;
-    for (std::int64_t r = 0; r < cache.n_rows(); ++r) {
-      if ((*queries[i].visible)[r] && !covered[r]) total += std::exp(DotOf(qs, cache.DecodedKey(r, kv_head)));
-    }
-    std::vector<double> estimates(clusters.size());
+  for (const RestatedQuery& query : queries) {
+    const Vector qs = ScaledQuery(query, shape, params);
+    double total = ExactMass(cache, params, kv_head, query, qs, covered);
+    std::vector<double> estimates;
+    for (const PlainCluster& cluster : clusters) estimates.push_back(WeightsOf(cluster, qs, config).estimate);
+    for (const double estimate : estimates) total += estimate;
     for (std::size_t c = 0; c < clusters.size(); ++c) {
-      double spread = 0;
-      for (int d = 0; d < shape.head_dim; ++d) spread += clusters[c].shape[d] * qs[d] * qs[d];
-      const double s = clusters[c].half_trace * spread;
-      const double mass = static_cast<double>(clusters[c].rows.size()) * std::exp(DotOf(qs, clusters[c].centroid));
-      estimates[c] = mass * std::exp(s);
-      tails[i][c] = mass * (1 + config.tail_shrink * s);
-      total += estimates[c];
+      shares[c] += estimates[c] / total / static_cast<double>(queries.size());
     }
-    for (std::size_t c = 0; c < clusters.size(); ++c) shares[c] += estimates[c] / total / static_cast<double>(n);
-    scaled.push_back(qs);
   }
   std::vector<std::size_t> order(clusters.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -108,42 +167,16 @@ inline std::vector<Vector> RestateJointMethod(const SyntheticCache& cache, const
     return shares[a] / static_cast<double>(clusters[a].rows.size()) >
            shares[b] / static_cast<double>(clusters[b].rows.size());
   });
-  double closed = 0;
-  while (!order.empty() && closed + shares[order.back()] < tau) {
-    closed += shares[order.back()];
+  std::vector<PlainCluster> opened;
+  std::vector<PlainCluster> closed;
+  double closed_share = 0;
+  while (!order.empty() && closed_share + shares[order.back()] < tau) {
+    closed_share += shares[order.back()];
+    closed.push_back(clusters[order.back()]);
     order.pop_back();
   }
-  std::vector<bool> opened(clusters.size(), false);
-  for (const std::size_t c : order) opened[c] = true;
-
-  *rows_read = 0;
-  for (std::int64_t r = 0; r < cache.n_rows(); ++r) {
-    bool seen = false;
-    for (const RestatedQuery& query : queries) seen = seen || (*query.visible)[r];
-    *rows_read += seen && !covered[r];
-  }
-  for (std::size_t c = 0; c < clusters.size(); ++c) {
-    if (opened[c]) *rows_read += std::ssize(clusters[c].rows);
-  }
-  std::vector<Vector> outputs;
-  for (std::size_t i = 0; i < n; ++i) {
-    PlainSoftmax softmax(shape.head_dim);
-    const auto add_row = [&](std::int64_t r) {
-      softmax.Add(DotOf(scaled[i], cache.DecodedKey(r, kv_head)), cache.DecodedValue(r, kv_head));
-    };
-    for (std::int64_t r = 0; r < cache.n_rows(); ++r) {
-      if ((*queries[i].visible)[r] && !covered[r]) add_row(r);
-    }
-    for (std::size_t c = 0; c < clusters.size(); ++c) {
-      if (opened[c]) {
-        for (const std::int64_t r : clusters[c].rows) add_row(r);
-      } else {
-        softmax.Add(std::log(tails[i][c]), clusters[c].value_mean);
-      }
-    }
-    outputs.push_back(params.sinks == nullptr ? softmax.Output() : softmax.Output(params.sinks[queries[i].q_head]));
-  }
-  return outputs;
+  for (const std::size_t c : order) opened.push_back(clusters[c]);
+  return RestateOutputs(cache, shape, config, params, kv_head, opened, closed, queries, rows_read);
 }
 
 }  // namespace scsa::test

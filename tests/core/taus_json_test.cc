@@ -231,6 +231,9 @@ TEST(ParseTaus, SaysWhatIsWrongAndWhere) {
       {kFast, "\"sink\": 4", "\"sink\": 256", range, "sink is 256, must be less than block_size"},
       {kFast, "\"none\"", "\"q4_0\"", range, "\"q4_0\" is not known"},
       {kFast, "\"tail_shrink\": 0.5", "\"tail_shrink\": 1.5", range, "must be in [0, 1]"},
+      {kFast, "\"sink\": 4", "\"sink\": 4, \"selection\": \"automatic\"", range, "for flat or for hierarchical"},
+      {kFast, "\"sink\": 4", "\"sink\": 4, \"selection\": \"deep\"", range, "\"deep\" is not known"},
+      {kSeed, "\"sink\": 4", "\"sink\": 4, \"selection\": \"flat\"", malformed, "is no parameter of preset seed"},
       {kFast, "\"layers\": 2", "\"layers\": 0", range, "must be at least 1"},
       {kFast, "\"layers\": 2", "\"layers\": 1", malformed, "layer 1 does not exist, the model has 1 layers"},
       {kFast, "\"kv_heads\": 1", "\"kv_heads\": 2", malformed,
@@ -288,6 +291,21 @@ TEST(FormatTaus, RefusesTextThatItCouldNotReadBack) {
   }
 }
 
+TEST(TausSelection, IsNamedWhereItIsHierarchical) {
+  TausFile file;
+  ASSERT_TRUE(ParseTaus(kFast, &file).ok());
+  EXPECT_EQ(file.config.selection, Selection::kFlat);
+  file.config.selection = Selection::kHierarchical;
+  std::string text;
+  ASSERT_TRUE(FormatTaus(file, &text).ok());
+  EXPECT_EQ(text, Replaced(kFast, "\"tail_shrink\": 0.5", "\"tail_shrink\": 0.5, \"selection\": \"hierarchical\""));
+  TausFile back;
+  ASSERT_TRUE(ParseTaus(text, &back).ok());
+  EXPECT_EQ(back.config.selection, Selection::kHierarchical);
+  file.config.selection = Selection::kAutomatic;
+  EXPECT_EQ(FormatTaus(file, &text).code(), StatusCode::kInvalidArgument);
+}
+
 TausFile FastFile() {
   TausFile file;
   EXPECT_TRUE(ParseTaus(kFast, &file).ok());
@@ -315,6 +333,11 @@ TEST(CheckTausConfig, NamesTheParameterThatDiffers) {
   config = ConfigFor(Preset::kFast);
   config.tail_shrink = 0.25f;
   ExpectRefused(CheckTausConfig(file, config), "tail_shrink 0.5");
+  config = ConfigFor(Preset::kFast);
+  config.selection = Selection::kHierarchical;
+  ExpectRefused(CheckTausConfig(file, config), "selection flat, here it is hierarchical");
+  config.selection = Selection::kAutomatic;
+  EXPECT_TRUE(CheckTausConfig(file, config).ok());
   config = ConfigFor(Preset::kFast);
   config.statistic = CalibrationStatistic::kMedian;
   ExpectRefused(CheckTausConfig(file, config), "statistic mean, here it is median");
