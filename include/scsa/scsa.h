@@ -148,6 +148,9 @@ enum scsa_preset {
 };
 enum scsa_packed_format { SCSA_PACKED_Q8_0 = 0, SCSA_PACKED_F16 = 1, SCSA_PACKED_NONE = 2 };
 enum scsa_statistic { SCSA_STATISTIC_MEDIAN = 0, SCSA_STATISTIC_MEAN = 1 };
+/* How the clusters to open are found: every one is scored, or by a walk down a tree whose cost follows what is opened.
+ * Automatic is one of the two, by the length of the context when a calibration window begins; flat before. */
+enum scsa_selection { SCSA_SELECTION_FLAT = 0, SCSA_SELECTION_HIERARCHICAL = 1, SCSA_SELECTION_AUTOMATIC = 2 };
 
 /* docs/operator.md says what they mean, config.h which preset reads them. */
 struct scsa_config {
@@ -166,6 +169,8 @@ struct scsa_config {
   int32_t kmeans_rounds;    /* >= 0 */
   float tail_shrink;        /* 0 ... 1 */
   int32_t statistic;        /* enum scsa_statistic */
+  int32_t selection;        /* enum scsa_selection; seed: SCSA_SELECTION_FLAT */
+  int32_t reserved;         /* 0 */
 };
 
 /* Fills in the parameters of a preset. config->struct_size is set before the call and kept. */
@@ -285,6 +290,12 @@ SCSA_API int scsa_layer_n_taus(const scsa_layer* layer);
 SCSA_API enum scsa_status scsa_layer_get_taus(const scsa_layer* layer, float* taus, size_t capacity);
 /* tau in [0, 1]; 0 opens every cluster. */
 SCSA_API enum scsa_status scsa_layer_set_tau(scsa_layer* layer, int head, float tau);
+/* How the layer finds clusters now, and what its thresholds are for: SCSA_SELECTION_FLAT (for NULL as well) or
+ * SCSA_SELECTION_HIERARCHICAL. */
+SCSA_API int scsa_layer_selection(const scsa_layer* layer);
+/* Of a layer with SCSA_SELECTION_AUTOMATIC: what thresholds that scsa_layer_set_tau takes from elsewhere are for. Stays
+ * until the next calibration window. */
+SCSA_API enum scsa_status scsa_layer_set_selection(scsa_layer* layer, int selection);
 
 /* Runs the per-head work on the calling thread if serial is not 0 (diagnosis). Results are the same bits. */
 SCSA_API enum scsa_status scsa_layer_set_serial(scsa_layer* layer, int serial);

@@ -38,6 +38,9 @@ static_assert(static_cast<int>(PackedFormat::kF16) == SCSA_PACKED_F16);
 static_assert(static_cast<int>(PackedFormat::kNone) == SCSA_PACKED_NONE);
 static_assert(static_cast<int>(CalibrationStatistic::kMedian) == SCSA_STATISTIC_MEDIAN);
 static_assert(static_cast<int>(CalibrationStatistic::kMean) == SCSA_STATISTIC_MEAN);
+static_assert(static_cast<int>(Selection::kFlat) == SCSA_SELECTION_FLAT);
+static_assert(static_cast<int>(Selection::kHierarchical) == SCSA_SELECTION_HIERARCHICAL);
+static_assert(static_cast<int>(Selection::kAutomatic) == SCSA_SELECTION_AUTOMATIC);
 
 }  // namespace
 
@@ -58,6 +61,9 @@ Status CheckRest(const void* from, std::size_t struct_size, std::size_t known_si
 }
 
 Status ReadPreset(int preset, Preset* to) { return ReadEnum(preset, Preset::kFast, "preset", "scsa_preset", to); }
+Status ReadSelection(int selection, Selection* to) {
+  return ReadEnum(selection, Selection::kAutomatic, "selection", "scsa_selection", to);
+}
 Status ReadVerify(int verify, Verify* to) { return ReadEnum(verify, Verify::kFull, "verify", "scsa_verify", to); }
 
 Status ReadShape(const scsa_shape* from, Shape* to) {
@@ -71,11 +77,13 @@ Status ReadShape(const scsa_shape* from, Shape* to) {
 Status ReadConfig(const scsa_config* from, Config* to) {
   scsa_config c;
   if (Status status = ReadStruct(from, "scsa_config", &c); !status.ok()) return status;
+  if (Status status = CheckReserved(c.reserved, "scsa_config"); !status.ok()) return status;
   Config config;
   Status status = AllOf(
       ReadPreset(c.preset, &config.preset),
       ReadEnum(c.packed_format, PackedFormat::kNone, "packed_format", "scsa_packed_format", &config.packed_format),
-      ReadEnum(c.statistic, CalibrationStatistic::kMean, "statistic", "scsa_statistic", &config.statistic));
+      ReadEnum(c.statistic, CalibrationStatistic::kMean, "statistic", "scsa_statistic", &config.statistic),
+      ReadSelection(c.selection, &config.selection));
   if (!status.ok()) return status;
   config.cluster_size = c.cluster_size;
   config.rebuild_interval = c.rebuild_interval;
@@ -189,6 +197,8 @@ Status WriteConfig(const Config& from, scsa_config* to) {
   config.kmeans_rounds = from.kmeans_rounds;
   config.tail_shrink = from.tail_shrink;
   config.statistic = static_cast<int>(from.statistic);
+  config.selection = static_cast<int>(from.selection);
+  config.reserved = 0;
   return WriteStruct(config, "scsa_config", to);
 }
 

@@ -44,6 +44,7 @@ Status WriteStruct(const T& from, const char* name, T* to) {
 
 // kInvalidArgument as scsa.h says; `to` is untouched then. None of them checks more than that the values exist in C++.
 Status ReadPreset(int preset, Preset* to);
+Status ReadSelection(int selection, Selection* to);
 Status ReadShape(const scsa_shape* from, Shape* to);
 Status ReadConfig(const scsa_config* from, Config* to);
 Status ReadAuditConfig(const scsa_audit_config* from, AuditConfig* to);

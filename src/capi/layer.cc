@@ -190,6 +190,18 @@ enum scsa_status scsa_layer_set_tau(scsa_layer* layer, int head, float tau) {
   return WithLayer(layer, [&](scsa::Layer& target) { return target.SetTau(head, tau); });
 }
 
+int scsa_layer_selection(const scsa_layer* layer) {
+  return layer == nullptr ? SCSA_SELECTION_FLAT : static_cast<int>(layer->layer->selection());
+}
+
+enum scsa_status scsa_layer_set_selection(scsa_layer* layer, int selection) {
+  return WithLayer(layer, [&](scsa::Layer& target) -> Status {
+    scsa::Selection read;
+    if (Status status = ReadSelection(selection, &read); !status.ok()) return status;
+    return target.SetSelection(read);
+  });
+}
+
 enum scsa_status scsa_layer_set_serial(scsa_layer* layer, int serial) {
   return WithLayer(layer, [&](scsa::Layer& target) {
     target.set_serial(serial != 0);

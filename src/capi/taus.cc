@@ -180,6 +180,9 @@ enum scsa_status scsa_taus_apply(const scsa_taus* taus, int index, scsa_layer* l
     if (values.empty()) {
       return {StatusCode::kNotFound, "there are no thresholds of layer " + std::to_string(index)};
     }
+    if (!handle.file.bare) {
+      if (status = target.SetSelection(handle.file.config.selection); !status.ok()) return status;
+    }
     for (std::size_t head = 0; head < values.size(); ++head) {
       if (status = target.SetTau(static_cast<int>(head), values[head]); !status.ok()) return status;
     }

@@ -378,6 +378,7 @@ TEST_P(BothPresets, ConfigIsThatOfCpp) {
   EXPECT_EQ(config.kmeans_rounds, expected.kmeans_rounds);
   EXPECT_EQ(config.tail_shrink, expected.tail_shrink);
   EXPECT_EQ(config.statistic, static_cast<int>(expected.statistic));
+  EXPECT_EQ(config.selection, SCSA_SELECTION_FLAT);
   EXPECT_EQ(scsa_validate_config(&config), SCSA_OK);
   EXPECT_EQ(scsa_default_tolerance(config.preset), DefaultTolerance(GetParam()));
   EXPECT_EQ(std::string(scsa_preset_name(config.preset)), PresetName(GetParam()));
@@ -402,6 +403,8 @@ TEST_P(BothPresets, ConfigIsThatOfCpp) {
   other.kmeans_rounds = 7;
   other.tail_shrink = 0.75f;
   other.statistic = config.statistic == SCSA_STATISTIC_MEAN ? SCSA_STATISTIC_MEDIAN : SCSA_STATISTIC_MEAN;
+  // `seed` has no other value.
+  if (GetParam() == Preset::kFast) other.selection = SCSA_SELECTION_AUTOMATIC;
   const CLayer layer = NewLayer(other);
   scsa_config back = CConfig(SCSA_PRESET_SEED);
   ASSERT_EQ(scsa_layer_get_config(layer.get(), &back), SCSA_OK);
@@ -733,7 +736,7 @@ TEST(CApiStructs, AreReadAndWrittenBySize) {
   EXPECT_EQ(sizeof(scsa_shape), 24u);  // the layout of version 0.1
   EXPECT_EQ(sizeof(scsa_kv), 72u);
   EXPECT_EQ(sizeof(scsa_attend_args), 104u);
-  EXPECT_EQ(sizeof(scsa_config), 64u);
+  EXPECT_EQ(sizeof(scsa_config), 72u);
   EXPECT_EQ(sizeof(scsa_stats), 184u);
   EXPECT_EQ(sizeof(scsa_head_reads), 32u);
   EXPECT_EQ(sizeof(scsa_audit_config), 40u);
@@ -953,6 +956,15 @@ TEST(CApiErrors, BadValues) {
   bad.packed_format = 3;
   EXPECT_EQ(scsa_validate_config(&bad), SCSA_INVALID_ARGUMENT);
   EXPECT_TRUE(ErrorSays("packed_format"));
+  for (const int unknown : {-1, 3, 256}) {
+    bad = config;
+    bad.selection = unknown;
+    EXPECT_EQ(scsa_validate_config(&bad), SCSA_INVALID_ARGUMENT);
+    EXPECT_TRUE(ErrorSays("selection is " + std::to_string(unknown)));
+  }
+  bad = config;
+  bad.reserved = 1;
+  EXPECT_EQ(scsa_validate_config(&bad), SCSA_UNSUPPORTED);
   bad = config;
   bad.cluster_size = 1;
   scsa_state* state = nullptr;
@@ -983,6 +995,27 @@ TEST(CApiErrors, BadValues) {
   EXPECT_EQ(scsa_layer_calibration_errors(target, -1, 0, &errors, &n), SCSA_INVALID_ARGUMENT);
   EXPECT_EQ(scsa_layer_calibration_errors(target, 0, 13, &errors, &n), SCSA_INVALID_ARGUMENT);
   EXPECT_EQ(scsa_layer_calibration_errors(target, 0, -1, &errors, &n), SCSA_INVALID_ARGUMENT);
+}
+
+TEST(CApiSelection, FollowsTheConfigAndTheCaller) {
+  EXPECT_EQ(scsa_layer_selection(nullptr), SCSA_SELECTION_FLAT);
+  scsa_config config = CConfig(SCSA_PRESET_FAST);
+  config.selection = SCSA_SELECTION_HIERARCHICAL;
+  const CLayer fixed = NewLayer(config);
+  EXPECT_EQ(scsa_layer_selection(fixed.get()), SCSA_SELECTION_HIERARCHICAL);
+  EXPECT_EQ(scsa_layer_set_selection(fixed.get(), SCSA_SELECTION_FLAT), SCSA_INVALID_ARGUMENT);
+  EXPECT_TRUE(ErrorSays("was not made for"));
+  config.selection = SCSA_SELECTION_AUTOMATIC;
+  const CLayer free = NewLayer(config);
+  EXPECT_EQ(scsa_layer_selection(free.get()), SCSA_SELECTION_FLAT);
+  EXPECT_EQ(scsa_layer_set_selection(free.get(), SCSA_SELECTION_HIERARCHICAL), SCSA_OK);
+  EXPECT_EQ(scsa_layer_selection(free.get()), SCSA_SELECTION_HIERARCHICAL);
+  EXPECT_EQ(scsa_layer_set_selection(free.get(), 3), SCSA_INVALID_ARGUMENT);
+  EXPECT_EQ(scsa_layer_selection(free.get()), SCSA_SELECTION_HIERARCHICAL);
+  config = CConfig(SCSA_PRESET_SEED);
+  config.selection = SCSA_SELECTION_HIERARCHICAL;
+  EXPECT_EQ(scsa_validate_config(&config), SCSA_INVALID_ARGUMENT);
+  EXPECT_TRUE(ErrorSays("preset seed"));
 }
 
 TEST(CApiErrors, BadCallsLeaveTheOutput) {
