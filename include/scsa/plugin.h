@@ -14,12 +14,12 @@ extern "C" {
 #endif
 
 /* Sets one option by the lower-case name of its environment variable without the SCSA_ prefix: "mode" (auto, exact,
- * off, limit), "preset" (fast, seed), "tolerance" (0 ... 1), "calibrate" (steps), "crossover" (cached rows), "taus" (a
- * file of thresholds, read at once; empty: none), "audit" (share, 0 ... 1), "prompt_tolerance" (0 ... 1; 0: prompts are
- * exact), "progress" (0, 1), "stats" (0, 1), "max_mem" (bytes, 512M, 2G, or none; in force at once), "checks" (on, off:
- * to time them; unsafe, in force at once). Returns NULL, or one line
- * that says what is wrong (static or thread-local storage, valid until this thread's next call); then nothing was
- * changed. "mode" takes effect at once for nodes that the plugin already holds, and for others when llama.cpp next
+ * off, limit), "preset" (fast, seed), "selection" (auto, flat, hierarchical), "tolerance" (0 ... 1), "calibrate"
+ * (steps), "crossover" (cached rows), "taus" (a file of thresholds, read at once; empty: none), "audit" (share,
+ * 0 ... 1), "prompt_tolerance" (0 ... 1; 0: prompts are exact), "progress" (0, 1), "stats" (0, 1), "max_mem" (bytes,
+ * 512M, 2G, or none; in force at once), "checks" (on, off: to time them; unsafe, in force at once). Returns NULL, or
+ * one line that says what is wrong (static or thread-local storage, valid until this thread's next call); then nothing
+ * was changed. "mode" takes effect at once for nodes that the plugin already holds, and for others when llama.cpp next
  * builds a graph. Options of the operator hold for layers first seen afterwards. */
 typedef const char* (*scsa_plugin_set_t)(const char* name, const char* value);
 #define SCSA_PLUGIN_SET "scsa_plugin_set"

@@ -51,6 +51,8 @@ constexpr Names<Verify, 3> kVerify = {{"none", "sample", "full"}, "verify must b
 constexpr Names<PackedFormat, 3> kPacked = {{"q8_0", "f16", "none"},
                                             "packed_format must be \"q8_0\", \"f16\" or \"none\""};
 constexpr Names<CalibrationStatistic, 2> kStatistic = {{"median", "mean"}, "statistic must be \"median\" or \"mean\""};
+constexpr Names<Selection, 3> kSelection = {{"flat", "hierarchical", "automatic"},
+                                            "selection must be \"flat\", \"hierarchical\" or \"automatic\""};
 
 template <typename Range>
 FloatArray Copied(const Range& values) {
@@ -158,7 +160,10 @@ void BindConfig(nb::module_& m) {
       .def_rw("tail_shrink", &Config::tail_shrink)
       .def_prop_rw(
           "statistic", [](const Config& c) { return kStatistic.Name(c.statistic); },
-          [](Config& c, const std::string& name) { c.statistic = kStatistic.Value(name); });
+          [](Config& c, const std::string& name) { c.statistic = kStatistic.Value(name); })
+      .def_prop_rw(
+          "selection", [](const Config& c) { return kSelection.Name(c.selection); },
+          [](Config& c, const std::string& name) { c.selection = kSelection.Value(name); });
 }
 
 void BindFigures(nb::module_& m) {
@@ -253,6 +258,10 @@ void BindLayer(nb::module_& m) {
                    [](PyLayer& self) { return self.Alone([](Layer& one) { return one.calibrating(); }); })
       .def_prop_ro("calibration_steps",
                    [](PyLayer& self) { return self.Alone([](Layer& one) { return one.calibration_steps(); }); })
+      .def_prop_ro(
+          "selection",
+          [](PyLayer& self) { return kSelection.Name(self.Alone([](Layer& one) { return one.selection(); })); },
+          "How clusters are found now, and what the thresholds are for: \"flat\" or \"hierarchical\".")
       .def("calibration_errors", &CalibrationErrors,
            "Recorded errors, float32 (q_heads, thresholds of the grid, steps), of the present or last window.")
       .def_prop_ro(

@@ -136,6 +136,11 @@ def test_presets():
         scsa.Config("slow")
     with pytest.raises(ValueError, match="statistic must be"):
         fast.statistic = "mode"
+    assert fast.selection == "flat"
+    fast.selection = "automatic"
+    assert fast.selection == "automatic"
+    with pytest.raises(ValueError, match="selection must be"):
+        fast.selection = "deep"
     fast.sink = 400
     with pytest.raises(ValueError, match="sink"):
         scsa.Layer(6, 2, 64, fast)

@@ -69,6 +69,9 @@ Status CachedLayer::Init(const Options& options, std::span<const float> taus, st
     sparse_prompts_ = true;
   }
   if (taus.empty()) return StartOver(options);
+  if (const TausFile& file = options.taus->file; !file.bare) {
+    if (status = layer_->SetSelection(file.config.selection); !status.ok()) return status;
+  }
   for (std::size_t head = 0; head < taus.size(); ++head) {
     status = layer_->SetTau(static_cast<int>(head), taus[head]);
     if (!status.ok()) return status;
@@ -385,6 +388,8 @@ TausFile LayerTable::Thresholds() {
     std::lock_guard layer_lock(entry.layer->mutex());
     const Layer& layer = entry.layer->layer();
     if (entry.layer->index() < 0 || !entry.layer->calibrated() || !CheckTausConfig(file, layer.config()).ok()) continue;
+    if (layers.empty()) file.config.selection = layer.selection();
+    if (layer.selection() != file.config.selection) continue;
     // One figure for all of them, or none.
     if (layers.empty()) file.tolerance = entry.layer->tolerance();
     if (file.tolerance != entry.layer->tolerance()) file.tolerance.reset();

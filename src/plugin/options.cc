@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plugin/options.h"
 
+#include <algorithm>
 #include <atomic>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <mutex>
 
 #include "plugin/immortal.h"
@@ -19,23 +21,30 @@ struct Variable {
   const char* variable;
 };
 constexpr Variable kVariables[] = {
-    {"mode", "SCSA_MODE"},
-    {"preset", "SCSA_PRESET"},
-    {"tolerance", "SCSA_TOLERANCE"},
-    {"calibrate", "SCSA_CALIBRATE"},
-    {"crossover", "SCSA_CROSSOVER"},
-    {"audit", "SCSA_AUDIT"},
-    {"prompt_tolerance", "SCSA_PROMPT_TOLERANCE"},
-    {"progress", "SCSA_PROGRESS"},
-    {"stats", "SCSA_STATS"},
-    {"max_mem", "SCSA_MAX_MEM"},
-    {"checks", "SCSA_CHECKS"},
+    {"mode", "SCSA_MODE"},           {"preset", "SCSA_PRESET"},
+    {"selection", "SCSA_SELECTION"}, {"tolerance", "SCSA_TOLERANCE"},
+    {"calibrate", "SCSA_CALIBRATE"}, {"crossover", "SCSA_CROSSOVER"},
+    {"audit", "SCSA_AUDIT"},         {"prompt_tolerance", "SCSA_PROMPT_TOLERANCE"},
+    {"progress", "SCSA_PROGRESS"},   {"stats", "SCSA_STATS"},
+    {"max_mem", "SCSA_MAX_MEM"},     {"checks", "SCSA_CHECKS"},
 };
 
 constexpr const char* kTausVariable = "SCSA_TAUS";
 constexpr const char* kDeviceVariable = "SCSA_DEVICE";
 
 constexpr Mode kModes[] = {Mode::kAuto, Mode::kExact, Mode::kOff, Mode::kLimit};
+
+struct NamedSelection {
+  std::string_view name;
+  Selection selection;
+};
+constexpr NamedSelection kSelections[] = {
+    {"auto", Selection::kAutomatic}, {"flat", Selection::kFlat}, {"hierarchical", Selection::kHierarchical}};
+
+// What the preset makes of the user's choice.
+Selection SelectionFor(const Options& options) {
+  return options.config.preset == Preset::kFast ? options.selection : Selection::kFlat;
+}
 
 std::string Bad(std::string_view value, std::string_view allowed) {
   std::string message = "\"";
@@ -108,8 +117,22 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
   if (name == "preset") {
     Preset preset;
     if (!ParsePreset(value, &preset)) return Bad(value, "fast or seed");
+    if (preset == Preset::kSeed && options->selection == Selection::kHierarchical) {
+      return "preset seed has no hierarchical selection: set selection to auto or flat";
+    }
     options->config = ConfigFor(preset);
+    options->config.selection = SelectionFor(*options);
     if (!options->tolerance_chosen) options->tolerance = DefaultTolerance(preset);
+    return {};
+  }
+  if (name == "selection") {
+    const auto* found = std::ranges::find(kSelections, value, &NamedSelection::name);
+    if (found == std::end(kSelections)) return Bad(value, "auto, flat or hierarchical");
+    if (found->selection == Selection::kHierarchical && options->config.preset == Preset::kSeed) {
+      return "preset seed has no hierarchical selection: use auto or flat";
+    }
+    options->selection = found->selection;
+    options->config.selection = SelectionFor(*options);
     return {};
   }
   if (name == "tolerance") {
@@ -173,7 +196,7 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
   }
   std::string message = "unknown option \"";
   return message.append(name).append(
-      "\"; there are mode, preset, tolerance, calibrate, crossover, taus, audit, prompt_tolerance, "
+      "\"; there are mode, preset, selection, tolerance, calibrate, crossover, taus, audit, prompt_tolerance, "
       "progress, stats, max_mem and checks");
 }
 

@@ -33,7 +33,8 @@ inline constexpr Preset kDefaultPreset = Preset::kFast;
 
 struct Options {
   Mode mode = Mode::kAuto;
-  Config config = ConfigFor(kDefaultPreset);
+  Config config = ConfigFor(kDefaultPreset);  // with the selection below where the preset knows it
+  Selection selection = Selection::kFlat;
   float tolerance = DefaultTolerance(kDefaultPreset);  // accepted relative error of a head's output
   bool tolerance_chosen = false;                       // otherwise it follows the preset
   int calibrate = 32;  // steps of the calibration window; 0: none, every head keeps the preset's threshold

@@ -95,9 +95,30 @@ TEST(SetOption, ThePresetBringsItsToleranceUnlessOneWasChosen) {
   EXPECT_FLOAT_EQ(o.tolerance, 0.1f);
 }
 
+TEST(SetOption, TheSelectionIsThatOfThePresetFast) {
+  Options o;
+  EXPECT_EQ(o.config.selection, Selection::kFlat);
+  EXPECT_EQ(SetOption("selection", "hierarchical", &o), "");
+  EXPECT_EQ(o.config.selection, Selection::kHierarchical);
+  EXPECT_NE(SetOption("preset", "seed", &o).find("no hierarchical selection"), std::string::npos);
+  EXPECT_EQ(o.config.preset, Preset::kFast);
+  EXPECT_EQ(SetOption("selection", "auto", &o), "");
+  EXPECT_EQ(o.config.selection, Selection::kAutomatic);
+  EXPECT_EQ(SetOption("preset", "seed", &o), "");
+  EXPECT_EQ(o.config.selection, Selection::kFlat);
+  EXPECT_TRUE(ValidateConfig(o.config).ok());
+  EXPECT_NE(SetOption("selection", "hierarchical", &o).find("no hierarchical selection"), std::string::npos);
+  // The choice outlives the preset that had no use for it.
+  EXPECT_EQ(SetOption("preset", "fast", &o), "");
+  EXPECT_EQ(o.config.selection, Selection::kAutomatic);
+  EXPECT_EQ(SetOption("selection", "flat", &o), "");
+  EXPECT_EQ(o.config.selection, Selection::kFlat);
+}
+
 TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
   const Options before;
   const std::pair<const char*, const char*> bad[] = {
+      {"selection", "automatic"},
       {"mode", "fast"},
       {"mode", ""},
       {"mode", "AUTO"},
@@ -231,6 +252,23 @@ TEST_F(TausOption, DoesNotFitAnotherPresetOrAnotherChosenTolerance) {
   EXPECT_NE(TausMisfit(o).find("tolerance 0.015, 0.03 is set"), std::string::npos) << TausMisfit(o);
   ASSERT_EQ(SetOption("preset", "seed", &o), "");
   EXPECT_NE(TausMisfit(o).find("preset fast, here it is seed"), std::string::npos) << TausMisfit(o);
+}
+
+TEST_F(TausOption, FitsTheSelectionThatItIsForAndAnAutomaticOne) {
+  TausFile file;
+  file.config = ConfigFor(Preset::kFast);
+  file.config.selection = Selection::kHierarchical;
+  file.taus = {{0, 0, 0.5f}};
+  std::string text;
+  ASSERT_TRUE(FormatTaus(file, &text).ok());
+  std::ofstream(path_) << text;
+  Options o;
+  ASSERT_EQ(SetOption("taus", path_, &o), "");
+  EXPECT_NE(TausMisfit(o).find("selection hierarchical, here it is flat"), std::string::npos) << TausMisfit(o);
+  for (const char* selection : {"auto", "hierarchical"}) {
+    ASSERT_EQ(SetOption("selection", selection, &o), "");
+    EXPECT_EQ(TausMisfit(o), "");
+  }
 }
 
 TEST_F(TausOption, ComesFromTheEnvironmentUnlessItIsBroken) {
