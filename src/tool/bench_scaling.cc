@@ -125,7 +125,7 @@ std::string Table(std::span<const ScalingResult> results) {
   for (const ScalingResult& result : results) {
     lines.push_back({result.mode, fmt::format("{}", result.rows), fmt::format("{:.0f}", result.build_ms),
                      fmt::format("{:.1f}", static_cast<double>(result.plan_bytes) * 1e-6),
-                     fmt::format("{:.2f}", result.selection_ms.median), fmt::format("{:.3g}", result.tau_mean),
+                     fmt::format("{:.3f}", result.selection_ms.median), fmt::format("{:.3g}", result.tau_mean),
                      fmt::format("{:.2f}", result.attend_ms.median),
                      fmt::format("{:.2f} %", 100.0 * result.attend_rows), fmt::format("{:.2g}", result.error_mean),
                      fmt::format("{:.2f}", result.exact_ms.median),

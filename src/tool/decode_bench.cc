@@ -93,6 +93,7 @@ class ContextMeasurement {
     plugin_.Set("preset", options_.preset);
     plugin_.Set("calibrate", fmt::format("{}", options_.calibrate));
     plugin_.Set("taus", options_.taus);
+    if (!options_.taus.empty()) plugin_.Set("selection", "auto");  // that of the file
     if (options_.audit) plugin_.Set("audit", fmt::format("{}", *options_.audit));
     if (options_.crossover) plugin_.Set("crossover", fmt::format("{}", *options_.crossover));
     for (ArmRun& run : runs_) {

@@ -23,9 +23,16 @@
 namespace scsa::tool {
 namespace {
 
-constexpr std::array kPresets = {Preset::kFast, Preset::kSeed};
-constexpr Preset kBudgetPreset = Preset::kFast;  // whose bytes the other methods get
-constexpr std::array kShares = {0.1, 0.2};       // fixed budgets, of exact attention's bytes
+// What the operator itself is measured as.
+struct OwnFacts {
+  const char* name;
+  Preset preset;
+  bool hierarchical;  // selection
+};
+constexpr std::array kOwn = {OwnFacts{"fast", Preset::kFast, false}, OwnFacts{"hierarchical", Preset::kFast, true},
+                             OwnFacts{"seed", Preset::kSeed, false}};
+constexpr std::size_t kBudgetOf = 0;        // whose bytes the other methods get
+constexpr std::array kShares = {0.1, 0.2};  // fixed budgets, of exact attention's bytes
 
 enum class Peer { kStreaming, kQuest, kTopK };
 struct PeerFacts {
@@ -82,10 +89,11 @@ class LayerMeasurement {
 
   // Also leaves the bytes per measured step in `step_bytes`, and the samples of an audit in `audited`. The audit
   // changes no output and no count.
-  Tally MeasurePreset(Preset preset, float tolerance, const AuditConfig& audit, std::vector<double>& step_bytes,
-                      std::vector<AuditSample>& audited) {
-    Config config = ConfigFor(preset);
-    if (preset == Preset::kFast) config.seal_delay = layer_.layer % kSealStagger;
+  Tally MeasureOwn(const OwnFacts& own, float tolerance, const AuditConfig& audit, std::vector<double>& step_bytes,
+                   std::vector<AuditSample>& audited) {
+    Config config = ConfigFor(own.preset);
+    if (own.hierarchical) config.selection = scsa::Selection::kHierarchical;
+    if (own.preset == Preset::kFast) config.seal_delay = layer_.layer % kSealStagger;
     std::unique_ptr<Layer> layer;
     Check(Layer::Create(shape_, config, &layer));
     Check(layer->StartCalibration(tolerance));
@@ -115,14 +123,14 @@ class LayerMeasurement {
   }
 
   // How often the interval held the true median in windows of the measured steps, with one audit after another.
-  // `errors`: of a preset whose every measured step was sparse, [steps][q_heads].
-  AuditCoverage MeasureAudit(Preset preset, float tolerance, double share, std::span<const double> errors) {
+  // `errors`: of a run whose every measured step was sparse, [steps][q_heads].
+  AuditCoverage MeasureAudit(const OwnFacts& own, float tolerance, double share, std::span<const double> errors) {
     AuditCoverage coverage;
     const auto heads = static_cast<std::size_t>(shape_.q_heads);
     for (int run = 0; run < kAuditRuns; ++run) {
       std::vector<double> step_bytes;
       std::vector<AuditSample> audited;
-      MeasurePreset(preset, tolerance, AuditOf(share, layer_.layer + kAuditSeedStride * run), step_bytes, audited);
+      MeasureOwn(own, tolerance, AuditOf(share, layer_.layer + kAuditSeedStride * run), step_bytes, audited);
       for (int begin = 0; begin + kAuditSteps <= MeasuredSteps(); begin += kAuditSteps) {
         std::vector<AuditSample> window;
         std::copy_if(audited.begin(), audited.end(), std::back_inserter(window), [&](const AuditSample& sample) {
@@ -297,8 +305,8 @@ std::vector<QualityResult> MeasureQuality(const Capture& capture, const QualityO
                     "are measured; record more with 'scsa capture -n'",
                     capture.steps, kQualityCalibrationSteps, kQualityCalibrationSteps));
   }
-  std::array<Tally, kPresets.size()> presets;
-  std::array<AuditCoverage, kPresets.size()> audits;
+  std::array<Tally, kOwn.size()> own;
+  std::array<AuditCoverage, kOwn.size()> audits;
   PeerTallies peers;
   double exact_rows = 0.0;
   double exact_bytes = 0.0;
@@ -311,20 +319,20 @@ std::vector<QualityResult> MeasureQuality(const Capture& capture, const QualityO
     show("exact attention");
     LayerMeasurement layer(capture, captured, options.threads);
     std::vector<double> fast_bytes;
-    for (std::size_t p = 0; p < kPresets.size(); ++p) {
-      show(PresetName(kPresets[p]));
+    for (std::size_t p = 0; p < kOwn.size(); ++p) {
+      show(kOwn[p].name);
       std::vector<double> step_bytes;
       std::vector<AuditSample> none;
-      const auto tolerance = static_cast<float>(ToleranceOf(kPresets[p], options));
-      const Tally tally = layer.MeasurePreset(kPresets[p], tolerance, AuditOf(0.0, 0), step_bytes, none);
-      presets[p].Add(tally);
+      const auto tolerance = static_cast<float>(ToleranceOf(kOwn[p].preset, options));
+      const Tally tally = layer.MeasureOwn(kOwn[p], tolerance, AuditOf(0.0, 0), step_bytes, none);
+      own[p].Add(tally);
       if (options.audit > 0.0) {
         show("audit");
-        const AuditCoverage coverage = layer.MeasureAudit(kPresets[p], tolerance, options.audit, tally.errors);
+        const AuditCoverage coverage = layer.MeasureAudit(kOwn[p], tolerance, options.audit, tally.errors);
         audits[p].windows += coverage.windows;
         audits[p].held += coverage.held;
       }
-      if (kPresets[p] == kBudgetPreset) fast_bytes = std::move(step_bytes);
+      if (p == kBudgetOf) fast_bytes = std::move(step_bytes);
     }
     show("other methods");
     const PeerTallies of_layer = MeasureAllHeads(layer, capture.shape.kv_heads, fast_bytes, options.threads);
@@ -353,15 +361,15 @@ std::vector<QualityResult> MeasureQuality(const Capture& capture, const QualityO
         .err_p99 = Quantile(tally.errors, 0.99),
     });
   };
-  for (std::size_t p = 0; p < kPresets.size(); ++p) {
-    const double tolerance = ToleranceOf(kPresets[p], options);
-    QualityResult& result = add(PresetName(kPresets[p]), fmt::format("tolerance {}", tolerance), presets[p]);
+  for (std::size_t p = 0; p < kOwn.size(); ++p) {
+    const double tolerance = ToleranceOf(kOwn[p].preset, options);
+    QualityResult& result = add(kOwn[p].name, fmt::format("tolerance {}", tolerance), own[p]);
     result.tolerance = tolerance;
     if (audits[p].windows > 0) result.audit = audits[p];
   }
   for (std::size_t b = 0; b < kBudgets; ++b) {
     const std::string budget =
-        b == 0 ? fmt::format("as {}", PresetName(kBudgetPreset)) : fmt::format("{:.0f} %", 100.0 * kShares[b - 1]);
+        b == 0 ? fmt::format("as {}", kOwn[kBudgetOf].name) : fmt::format("{:.0f} %", 100.0 * kShares[b - 1]);
     for (std::size_t p = 0; p < kPeers.size(); ++p) add(kPeers[p].name, budget, peers[b][p]);
   }
   return results;

@@ -248,7 +248,10 @@ void Run(CommandOptions options) {
   plugin.Set("mode", options.mode);
   if (!options.preset.empty()) plugin.Set("preset", options.preset);
   if (options.tolerance) plugin.Set("tolerance", fmt::format("{}", *options.tolerance));
-  if (taus) plugin.Set("taus", options.taus);
+  if (taus) {
+    plugin.Set("taus", options.taus);
+    plugin.Set("selection", "auto");  // that of the file
+  }
   if (options.prompt_tolerance) plugin.Set("prompt_tolerance", fmt::format("{}", *options.prompt_tolerance));
   if (options.audit) plugin.Set("audit", fmt::format("{}", *options.audit));
   const Model model(options.model);

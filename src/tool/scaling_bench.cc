@@ -99,7 +99,14 @@ Spread Milliseconds(std::span<const double> seconds) {
 
 }  // namespace
 
-std::vector<ScalingMode> ScalingModes(Preset preset) { return {{"flat", ConfigFor(preset)}}; }
+std::vector<ScalingMode> ScalingModes(Preset preset) {
+  std::vector<ScalingMode> modes = {{"flat", ConfigFor(preset)}};
+  if (preset == Preset::kFast) {
+    modes.push_back({"hierarchical", ConfigFor(preset)});
+    modes.back().config.selection = Selection::kHierarchical;
+  }
+  return modes;
+}
 
 std::uint64_t ScalingCacheBytes(const Shape& shape, std::int64_t rows) { return SyntheticCache::Bytes(shape, rows); }
 
@@ -110,8 +117,11 @@ std::uint64_t ScalingPlanBytes(const Shape& shape, const Config& config, std::in
   if (config.preset == Preset::kFast) {
     // Member and fingerprint of each row; two records and the members' offsets of each block.
     const SummaryLayout layout(shape.head_dim, config.block_size / config.cluster_size);
-    return head_rows * 6 + head_rows / config.block_size *
-                               (layout.key_bytes() + layout.value_bytes() + 2 * (std::uint64_t{1} + layout.slots()));
+    // Three vectors of a node in the tree, and half of one more.
+    const std::uint64_t node = config.selection == Selection::kFlat ? 0 : 9 * value / 2;
+    return head_rows * 6 +
+           head_rows / config.block_size *
+               (layout.key_bytes() + layout.value_bytes() + 2 * (std::uint64_t{1} + layout.slots()) + node);
   }
   // Two packed rows, fingerprint and member index of each row; splitting halves, so that a cluster has more than half
   // of its most members.

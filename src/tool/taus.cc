@@ -72,7 +72,11 @@ TausChoice ChooseTaus(const std::string& path, const std::string& preset, std::o
   if (preset.empty()) choice.preset = PresetName(file.config.preset);
   Preset known;
   // A name that is no preset is the plugin's to refuse.
-  if (ParsePreset(choice.preset, &known)) Require(CheckTausConfig(file, ConfigFor(known)), path);
+  if (ParsePreset(choice.preset, &known)) {
+    Config config = ConfigFor(known);
+    config.selection = file.config.selection;  // the plugin takes either
+    Require(CheckTausConfig(file, config), path);
+  }
   if (!file.tolerance) return choice;
   if (tolerance && static_cast<float>(*tolerance) != *file.tolerance) {
     throw ToolError(

@@ -128,6 +128,12 @@ TEST(MeasureQuality, OthersGetTheBytesOfFast) {
   EXPECT_GT(fast.bytes_share, fast.rows_read);  // summaries
   EXPECT_GT(fast.err_mean, 0.0);
   EXPECT_LT(fast.err_mean, 0.1);
+  // Another choice of clusters at the same tolerance.
+  const QualityResult& hierarchical = Find(results, "hierarchical", "tolerance 0.015");
+  EXPECT_NE(hierarchical.err_mean, fast.err_mean);
+  EXPECT_GT(hierarchical.err_mean, 0.0);
+  EXPECT_LT(hierarchical.err_mean, 0.1);
+  EXPECT_LT(hierarchical.rows_read, 1.0);
   EXPECT_EQ(Find(results, "seed", "tolerance 0.025").tolerance, 0.025);
   const double page = 16.0 / 1500.0;
   for (const char* method : {"streaming", "quest", "top-k"}) {

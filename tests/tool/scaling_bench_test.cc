@@ -5,6 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "scsa/layer.h"
 #include "tool_error.h"
 
@@ -26,15 +30,21 @@ TEST(MeasureScaling, TauZeroReadsEverything) {
     options.tau = 0.0f;
     const SyntheticCache cache(options.shape, 4096, 1, 2);
     Progress progress;
-    const ScalingResult result = MeasureScaling(options, ScalingModes(preset).front(), cache, 4096, progress);
-    EXPECT_EQ(result.rows, 4096);
-    EXPECT_EQ(result.mode, "flat");
-    EXPECT_EQ(result.tau_mean, 0.0);
-    EXPECT_DOUBLE_EQ(result.attend_rows, 1.0);
-    // Exact up to rounding: f32, and the 8-bit copies that seed reads.
-    EXPECT_LT(result.error_mean, preset == Preset::kSeed ? 0.02 : 1e-5);
-    EXPECT_GT(result.plan_bytes, 0u);
-    EXPECT_LE(result.plan_bytes, ScalingPlanBytes(options.shape, ConfigFor(preset), 4096) * 3 / 2);
+    std::vector<std::string> names;
+    for (const ScalingMode& mode : ScalingModes(preset)) {
+      names.push_back(mode.name);
+      const ScalingResult result = MeasureScaling(options, mode, cache, 4096, progress);
+      EXPECT_EQ(result.rows, 4096);
+      EXPECT_EQ(result.mode, mode.name);
+      EXPECT_EQ(result.tau_mean, 0.0);
+      EXPECT_DOUBLE_EQ(result.attend_rows, 1.0);
+      // Exact up to rounding: f32, and the 8-bit copies that seed reads.
+      EXPECT_LT(result.error_mean, preset == Preset::kSeed ? 0.02 : 1e-5);
+      EXPECT_GT(result.plan_bytes, 0u);
+      EXPECT_LE(result.plan_bytes, ScalingPlanBytes(options.shape, mode.config, 4096) * 3 / 2);
+    }
+    EXPECT_EQ(names, preset == Preset::kSeed ? std::vector<std::string>{"flat"}
+                                             : (std::vector<std::string>{"flat", "hierarchical"}));
   }
 }
 
@@ -46,11 +56,13 @@ TEST(MeasureScaling, SelectionReadsOnlyTheRowsThatAreAlwaysExact) {
     options.tau = 0.05f;
     const SyntheticCache cache(options.shape, 4096, 1, 2);
     Progress progress;
-    const ScalingResult result = MeasureScaling(options, ScalingModes(preset).front(), cache, 4096, progress);
-    EXPECT_DOUBLE_EQ(result.selection_rows, rows / 4096.0);
-    EXPECT_GT(result.attend_rows, result.selection_rows);
-    EXPECT_LT(result.attend_rows, 1.0);
-    EXPECT_GT(result.error_mean, 0.0);
+    for (const ScalingMode& mode : ScalingModes(preset)) {
+      const ScalingResult result = MeasureScaling(options, mode, cache, 4096, progress);
+      EXPECT_DOUBLE_EQ(result.selection_rows, rows / 4096.0);
+      EXPECT_GT(result.attend_rows, result.selection_rows);
+      EXPECT_LT(result.attend_rows, 1.0);
+      EXPECT_GT(result.error_mean, 0.0);
+    }
   }
 }
 
