@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <system_error>
 
 #include "commands.h"
 #include "gnuplot.h"
@@ -17,7 +22,32 @@ namespace {
 struct CommandOptions {
   std::vector<std::string> files;
   std::string out;
+  std::string figures;  // folder; empty: none
 };
+
+// A title as a file name: lower-case letters and digits, everything else as single dashes.
+std::string FileNameOf(std::string_view title) {
+  std::string name;
+  for (const char c : title) {
+    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+    if (plain) {
+      name += static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+    } else if (!name.empty() && name.back() != '-') {
+      name += '-';
+    }
+  }
+  while (!name.empty() && name.back() == '-') name.pop_back();
+  return name;
+}
+
+void WriteFigures(const std::string& folder, std::span<const Figure> figures) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw ToolError(fmt::format("--figures: cannot make the folder {}: {}", folder, error.message()));
+  for (const Figure& figure : figures) {
+    WriteFileAtomically((std::filesystem::path(folder) / (FileNameOf(figure.title) + ".svg")).string(), figure.svg);
+  }
+}
 
 // The records of a file that the page shows.
 std::vector<Record> ReadRecords(const std::string& path) {
@@ -48,6 +78,7 @@ void Run(const CommandOptions& options) {
     const std::string name = fmt::format("plot{}", figures.size() + 1);
     figures.push_back({plot.title, plot.caption, DrawSvg(name, plot.script)});
   }
+  if (!options.figures.empty()) WriteFigures(options.figures, figures);
   WriteFileAtomically(options.out, ReportPage(records, figures));
 }
 
@@ -60,6 +91,8 @@ void AddReportCommand(CLI::App& parent) {
       ->type_name("FILE")
       ->required();
   app->add_option("-o,--out", options->out, "HTML file to write")->type_name("FILE")->required();
+  app->add_option("--figures", options->figures, "Also write each figure as an SVG file into this folder")
+      ->type_name("DIR");
   app->footer(
       "Examples:\n"
       "  scsa report decode.json -o report.html\n"

@@ -147,6 +147,21 @@ TEST_F(CliTest, ReportErrors) {
   EXPECT_FALSE(fs::exists(Path("r.html")));
 }
 
+TEST_F(CliTest, ReportWritesItsFigures) {
+  if (RunCommand({"/bin/sh", "-c", "command -v gnuplot"}).status != 0) GTEST_SKIP() << "no gnuplot";
+  std::ofstream(Path("r.json")) << R"([{"model": "a/B", "context": 8000, "arm": "scsa", "preset": "fast",
+      "tolerance": 0.01, "tok_s": 80.0, "head_rows_read": [[0.5, 0.25], [0.1, 0.2]]}])";
+  ASSERT_EQ(Scsa({"report", Path("r.json"), "-o", Path("r.html"), "--figures", Path("figures")}).status, 0);
+  std::ifstream file(Path("figures/rows-read-a-b-scsa-fast-0-01-8000-tokens.svg"));
+  const std::string svg((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_EQ(svg.rfind("<svg", 0), 0u);
+  // What a file of its own must say.
+  EXPECT_NE(svg.find("xmlns=\"http://www.w3.org/2000/svg\""), std::string::npos);
+  std::ofstream(Path("taken")) << "x";
+  ExpectOneLineError(Scsa({"report", Path("r.json"), "-o", Path("s.html"), "--figures", Path("taken")}), "--figures");
+  EXPECT_FALSE(fs::exists(Path("s.html")));
+}
+
 TEST_F(CliTest, BenchKernelsErrors) {
   const auto kernels = [](std::vector<std::string> more) {
     more.insert(more.begin(), {"bench", "kernels"});
