@@ -384,14 +384,6 @@ inline void ScoreSlabQuantized(int head_dim, const QuantizedQuery* const* querie
   kQuantizedFunctions[n - 1](blocks, values, scales, k, count, logits, fetch);
 }
 
-// Up to a tile of scattered rows from place `first` on, to be fetched.
-HWY_INLINE FetchHint ScatteredRows(const RunArgs& args, const std::byte* const* places, DType type,
-                                   std::int64_t first) {
-  return {.row_bytes = static_cast<std::int64_t>(RowBytes(type, args.head_dim)),
-          .n_rows = std::min(args.n_rows - first, static_cast<std::int64_t>(kTileRows)),
-          .places = places + first};
-}
-
 template <class D>
 void AttendRunWith(D d, const RunArgs& args, const SoftmaxState& state) {
   const ScoreFunction<D>* score = ScoreFunctions<D>(args.k_type);

@@ -25,13 +25,6 @@ FetchHint RecordsOf(const BlockRange& range, std::size_t bytes, std::size_t at) 
           .places = range.blocks};
 }
 
-// Those of a run's scattered rows that are fetched before it begins.
-FetchHint FirstOf(const RunArgs& run, const std::byte* const* places, DType type) {
-  return {.row_bytes = static_cast<std::int64_t>(RowBytes(type, run.head_dim)),
-          .n_rows = std::min(run.n_rows, kFirstRows),
-          .places = places};
-}
-
 std::int64_t DivCeil(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
@@ -233,8 +226,8 @@ void JointScoring::FoldTail(int kv_head, int chunk, const float* weights, const 
   args.n = group;
   args.weights = weights + FirstCluster(chunk);
   args.weights_stride = n_clusters_;
-  args.next[0] = FirstOf(next, next.k_places, next.k_type);
-  args.next[1] = FirstOf(next, next.v_places, next.v_type);
+  args.next[0] = ScatteredRows(next, next.k_places, next.k_type, 0);
+  args.next[1] = ScatteredRows(next, next.v_places, next.v_type, 0);
   FoldValueMeans(Range(kv_head, chunk), args, state.sum, state.num);
   for (int i = 0; i < group; ++i) {
     // A chunk without closed clusters stays empty: its gauge may belong to an estimate that overflowed.

@@ -4,6 +4,7 @@
 // serves the exact path, sinks and recent rows, and the packed rows of opened clusters.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -72,6 +73,14 @@ struct RunArgs {
   FetchHint next_k;
   FetchHint next_v;
 };
+
+// Up to kFirstRows of a run's scattered rows, from the first-th on. places: its k_places or v_places, of rows of
+// `type`.
+inline FetchHint ScatteredRows(const RunArgs& run, const std::byte* const* places, DType type, std::int64_t first) {
+  return {.row_bytes = static_cast<std::int64_t>(RowBytes(type, run.head_dim)),
+          .n_rows = std::min(run.n_rows - first, kFirstRows),
+          .places = places + first};
+}
 
 // Folds the run's rows into `state`. Rows are read once whatever n is. Thread-safe; allocates nothing.
 void AttendRun(const RunArgs& args, const SoftmaxState& state);

@@ -69,9 +69,10 @@ class Reader {
     const std::size_t judged = prompt.size() - std::min(prompt.size(), kJudgedRows);
     double nll = ReadTokens(context, prompt, 0, judged, show_position);
     ReferenceProbe probe(options_.threads, /*with_ggml=*/is_reference);
-    plugin_.SetObserver(&ReferenceProbe::Observe, &probe);
-    nll += ReadTokens(context, prompt, judged, prompt.size(), show_position);
-    plugin_.SetObserver(nullptr, nullptr);
+    {
+      const ScopedObserver observer(plugin_, &ReferenceProbe::Observe, &probe);
+      nll += ReadTokens(context, prompt, judged, prompt.size(), show_position);
+    }
     quality.perplexity = std::exp(nll / (length_ - 1));
     quality.attention_error = Mean(probe.errors());
     if (!probe.ggml_errors().empty()) quality.ggml_attention_error = Mean(probe.ggml_errors());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <cctype>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -29,9 +30,9 @@ struct CommandOptions {
 std::string FileNameOf(std::string_view title) {
   std::string name;
   for (const char c : title) {
-    const bool plain = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-    if (plain) {
-      name += static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+    const auto byte = static_cast<unsigned char>(c);
+    if (std::isalnum(byte) != 0) {
+      name += static_cast<char>(std::tolower(byte));
     } else if (!name.empty() && name.back() != '-') {
       name += '-';
     }

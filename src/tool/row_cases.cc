@@ -8,6 +8,7 @@
 #include <random>
 #include <utility>
 
+#include "core/joint_scoring.h"
 #include "core/kernels.h"
 #include "kernel_units.h"
 #include "scsa/config.h"
@@ -172,12 +173,9 @@ void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, s
   }
   const std::int64_t count = data->n_rows / span / kBenchKvHeads * kBenchKvHeads;
   const auto unit_rows = static_cast<double>(rows.size());
-  struct Places {
-    std::vector<const std::byte*> k, v;
-  };
-  const auto places = std::make_shared<std::vector<Places>>(static_cast<std::size_t>(count));
+  const auto places = std::make_shared<std::vector<OpenedRows>>(static_cast<std::size_t>(count));
   for (std::int64_t unit = 0; unit < count; ++unit) {
-    Places& own = (*places)[static_cast<std::size_t>(unit)];
+    OpenedRows& own = (*places)[static_cast<std::size_t>(unit)];
     const std::int64_t first = unit / kBenchKvHeads * span * kBenchKvHeads + unit % kBenchKvHeads;
     for (const std::int64_t row : rows) {
       const std::size_t at = static_cast<std::size_t>(first + row * kBenchKvHeads) * data->row_bytes;
@@ -187,7 +185,7 @@ void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, s
   }
   const UnitKernel kernel = [=](std::int64_t unit, std::int64_t next, int thread) {
     const auto run_of = [&](std::int64_t place) {
-      const Places& own = (*places)[static_cast<std::size_t>(place % count)];  // hot units are as many as threads
+      const OpenedRows& own = (*places)[static_cast<std::size_t>(place % count)];  // hot units are as many as threads
       RunArgs args = RunOf(*data, *queries, 0, std::ssize(own.k), kBenchKvHeads);
       args.k_places = own.k.data();
       args.v_places = own.v.data();
@@ -196,11 +194,8 @@ void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, s
     RunArgs args = run_of(unit);
     if (next != kNoUnit) {
       const RunArgs after = run_of(next);
-      const FetchHint first = {.row_bytes = static_cast<std::int64_t>(data->row_bytes),
-                               .n_rows = std::min(kFirstRows, after.n_rows)};
-      args.next_k = args.next_v = first;
-      args.next_k.places = after.k_places;
-      args.next_v.places = after.v_places;
+      args.next_k = ScatteredRows(after, after.k_places, after.k_type, 0);
+      args.next_v = ScatteredRows(after, after.v_places, after.v_type, 0);
     }
     AttendRun(args, states.Cleared(thread));
   };
