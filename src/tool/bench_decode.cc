@@ -86,7 +86,7 @@ void Run(CommandOptions options) {
   const std::vector<llama_token> tokens = model.Tokenize(text, true, false);
   CheckLengths(options, model, contexts, tokens.size());
 
-  plugin.Set("mode", "off");
+  plugin.Set("mode", "exact");
   for (const CacheType type : CacheTypesOf(bench.arms)) {
     states.Prefill(model, tokens, contexts, type, bench.threads, progress);
   }

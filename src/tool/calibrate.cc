@@ -139,7 +139,7 @@ void Run(const CommandOptions& options) {
   const int context_length = ContextLength(options, model, static_cast<int>(tokens.size()));
   const std::span<const llama_token> all(tokens);
 
-  plugin.Set("mode", "off");
+  plugin.Set("mode", "exact");
   states.Prefill(model, all, {&context_length, 1}, CacheType::kF16, threads, progress);
   plugin.Set("mode", "auto");
   // Layers that see a window only are never long enough for the sparse operator, and not calibrated for it.

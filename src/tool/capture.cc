@@ -76,10 +76,9 @@ void Run(CommandOptions options) {
   CheckLengths(options, model, all_tokens.size());
   const std::span<const llama_token> tokens(all_tokens);
 
-  plugin.Set("mode", "off");
+  plugin.Set("mode", "exact");
   const int lengths[] = {options.context};
   states.Prefill(model, tokens, lengths, CacheType::kF16, options.threads, progress);
-  plugin.Set("mode", "exact");
   Context context(model, options.context + options.steps, CacheType::kF16, options.threads);
   states.Load(model, tokens.first(options.context), CacheType::kF16, context);
 

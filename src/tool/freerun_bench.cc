@@ -21,7 +21,8 @@ constexpr int kStartStride = 16;  // tokens from one start to the next
 // One arm with a cache of its own, at the end of its calibration window.
 class ArmSession {
  public:
-  // What is to be decoded before the free run: a saved prompt, more tokens that no arm computes itself, the window.
+  // What is to be decoded before the free run: a saved prompt, more tokens that are read exactly for every arm, the
+  // window.
   struct Prompt {
     std::span<const llama_token> tokens;
     int saved = 0;   // first tokens, loaded
@@ -64,7 +65,7 @@ class ArmSession {
 
   void Start() {
     context_.reset();
-    plugin_.Set("mode", "off");
+    plugin_.Set("mode", "exact");
     context_ = std::make_unique<Context>(model_, options_.TokensNeeded(static_cast<int>(prompt_.tokens.size())),
                                          CacheType::kF16, options_.threads);
     states_.Load(model_, prompt_.tokens.first(prompt_.saved), CacheType::kF16, *context_);
@@ -151,7 +152,7 @@ class FreerunMeasurement {
 
  private:
   void Save(std::span<const llama_token> tokens, int length) {
-    plugin_.Set("mode", "off");
+    plugin_.Set("mode", "exact");
     states_.Prefill(model_, tokens, {&length, 1}, CacheType::kF16, options_.threads, progress_);
   }
 
