@@ -158,7 +158,9 @@ class Layer {
   // Steps recorded in the present or last window.
   int calibration_steps() const;
   std::span<const float, kTauGridSize> tau_grid() const;
-  // Recorded errors of one query head at tau_grid()[grid_index], one per recorded step. Empty before a window.
+  // Recorded errors of one query head at tau_grid()[grid_index], one per recorded step. From the fifth step on,
+  // thresholds too small to be chosen are not replayed: the error of the smallest one that is stands in for theirs.
+  // Empty before a window.
   std::span<const float> CalibrationErrors(int q_head, int grid_index) const;
 
   // Thresholds, one per query head (seed) or per KV head (fast): opening stops once the estimated attention mass of the

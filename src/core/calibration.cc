@@ -10,6 +10,8 @@
 namespace scsa {
 namespace {
 
+// Steps of a window that look at every threshold.
+constexpr int kProbeSteps = 4;
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 
 // A mass and a numerator under a common gauge.
@@ -33,8 +35,9 @@ float RelativeError(const Accumulator& opened, const Accumulator& tail, const fl
 
 void ReplayStops(const ReplayInputs& in, float errors[kTauGridSize]) {
   double gauge = std::max<double>(in.exact_rows.max[0], in.sink);
-  for (int c = 0; c < in.n_clusters; ++c) {
-    gauge = std::max<double>({gauge, in.log_tail[c], in.opened.max[c * in.opened_stride]});
+  for (int c = 0; c < in.n_clusters; ++c) gauge = std::max<double>(gauge, in.log_tail[c]);
+  for (int i = 0; i < in.counts[kTauGridSize - 1]; ++i) {
+    gauge = std::max<double>(gauge, in.opened.max[in.order[i] * in.opened_stride]);
   }
   const auto weight = [gauge](double log) { return log == kNone ? 0.0 : std::exp(log - gauge); };
 
@@ -94,6 +97,28 @@ float CalibrationWindow::Statistic(CalibrationStatistic statistic, std::size_t f
   double sum = 0;
   for (const float value : values) sum += value;
   return static_cast<float>(sum / static_cast<double>(values.size()));
+}
+
+int CalibrationWindow::ThresholdsInPlay(CalibrationStatistic statistic, std::size_t first_head,
+                                        std::size_t n_heads) const {
+  if (steps_ < kProbeSteps) return kTauGridSize;
+  const float limit = 0.5f * tolerance_;
+  const std::size_t n = n_heads * static_cast<std::size_t>(steps_);
+  for (int g = 0; g < kTauGridSize; ++g) {
+    double sum = 0;
+    std::size_t within = 0;
+    for (std::size_t h = first_head; h < first_head + n_heads; ++h) {
+      for (const float error : errors_[h][g]) {
+        sum += error;
+        within += error <= limit;
+      }
+    }
+    const bool enough = statistic == CalibrationStatistic::kMean
+                            ? sum <= static_cast<double>(limit) * static_cast<double>(n)
+                            : 2 * within > n;
+    if (enough) return g + 1;
+  }
+  return kTauGridSize;
 }
 
 void CalibrationWindow::Finish(CalibrationStatistic statistic, float tau_default, std::span<float> taus) {

@@ -24,7 +24,8 @@ struct ReplayInputs {
   // none).
   SoftmaxState exact_rows;
   float sink = 0;
-  // States of the opened clusters: cluster c at max[c * opened_stride], sum[...] and num[c * opened_stride * head_dim].
+  // States of the clusters that some threshold opens: cluster c at max[c * opened_stride], sum[...] and num[c *
+  // opened_stride * head_dim].
   SoftmaxState opened;
   std::int64_t opened_stride = 1;
   // Tail of cluster c: weight exp(log_tail[c]) at value_means[c].
@@ -62,6 +63,11 @@ class CalibrationWindow {
   // and is unchanged then.
   void BeginStep();
   void Record(int q_head, const float errors[kTauGridSize]);
+
+  // How many thresholds, from the largest on, are worth replaying for `n_heads` query heads that share one: at the last
+  // of them the mean of the errors recorded so far is within half the tolerance, or more than half of the errors are
+  // (kMedian), so a smaller one will hardly be chosen. All of them for the first steps.
+  int ThresholdsInPlay(CalibrationStatistic statistic, std::size_t first_head, std::size_t n_heads) const;
 
   // Closes the window. taus holds one threshold per query head, or one per KV head, which then pools the errors of its
   // query heads: ThresholdWithin of the statistic of the errors, interpolated with kMean; tau_default when nothing was

@@ -99,10 +99,15 @@ class FastMethod final : public SparseMethod {
     try {
       errors_.resize(static_cast<std::size_t>(shape_.q_heads) * kTauGridSize);
       if (walks_) tree_.Update(plan_, call.n_threads);
+      in_play_.resize(static_cast<std::size_t>(shape_.kv_heads));
+      const auto group = static_cast<std::size_t>(shape_.group());
       for (int row = 0; row < call.q.n_q; ++row) {
-        const Status status =
-            operator_.Replay(plan_, Query(call, row), window->grid(), exact_output.data + row * exact_output.row_stride,
-                             exact_output.head_stride, call.n_threads, call.workspace, errors_);
+        for (std::size_t h = 0; h < in_play_.size(); ++h) {
+          in_play_[h] = window->ThresholdsInPlay(config_.statistic, h * group, group);
+        }
+        const Status status = operator_.Replay(plan_, Query(call, row), window->grid(), in_play_,
+                                               exact_output.data + row * exact_output.row_stride,
+                                               exact_output.head_stride, call.n_threads, call.workspace, errors_);
         if (!status.ok()) return status;
         NoteUse(operator_.coverage());
         window->BeginStep();
@@ -257,6 +262,7 @@ class FastMethod final : public SparseMethod {
   Coverage coverage_;  // of a prompt's last row
   std::vector<int> due_;
   std::vector<float> errors_;
+  std::vector<int> in_play_;                 // [kv_heads], thresholds that a window still looks at
   std::vector<HeadReads> reads_;             // [kv_heads], of the present call
   std::optional<BlockPlan::Sample> sample_;  // of the present call, not compared yet
   std::vector<std::int64_t> opened_;         // [blocks], rows that the present query row opened; empty: not counted

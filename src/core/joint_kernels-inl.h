@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "core/fetch-inl.h"
 #include "core/joint_kernels.h"
@@ -485,6 +486,31 @@ void FoldValueMeansTarget(const BlockRange& range, const TailArgs& args, float* 
                                    static_cast<std::size_t>(n),
                                    args.weights + first * args.weights_stride + b * slots + c0, args.weights_stride,
                                    sums + first, head_num, fetch_k, fetch_v);
+      }
+    }
+  }
+}
+
+void AddValueMeansTarget(const BlockRange& range, std::span<const std::int32_t> clusters, int n, const float* weights,
+                         float* num) {
+  const EightTag d;
+  const hn::RebindToSigned<EightTag> d32;
+  const hn::Rebind<std::int8_t, EightTag> d8;
+  const SummaryLayout& layout = *range.layout;
+  const std::int32_t slots = layout.slots();
+  const auto head_dim = static_cast<std::size_t>(layout.head_dim());
+  for (std::size_t j = 0; j < clusters.size(); ++j) {
+    const ConstValueRecord record = range.Values(clusters[j] / slots);
+    const std::int32_t slot = clusters[j] % slots;
+    const std::int8_t* pairs = record.means + layout.ValueAt(slot - slot % 2, 0);
+    for (std::size_t dim = 0; dim < head_dim; dim += hn::Lanes(d)) {
+      hn::VFromD<decltype(d8)> even, odd;
+      hn::LoadInterleaved2(d8, pairs + 2 * dim, even, odd);
+      const auto steps = hn::ConvertTo(d, hn::PromoteTo(d32, slot % 2 == 0 ? even : odd));
+      const auto mean = hn::MulAdd(steps, hn::LoadU(d, record.step + dim), hn::LoadU(d, record.mean + dim));
+      for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+        float* at = num + i * head_dim + dim;
+        hn::StoreU(hn::MulAdd(hn::Set(d, weights[i * clusters.size() + j]), mean, hn::LoadU(d, at)), d, at);
       }
     }
   }

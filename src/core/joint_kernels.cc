@@ -16,6 +16,7 @@ namespace scsa {
 HWY_EXPORT(EstimateClustersTarget);
 HWY_EXPORT(SharesAndKeysTarget);
 HWY_EXPORT(FoldValueMeansTarget);
+HWY_EXPORT(AddValueMeansTarget);
 HWY_EXPORT(MassBelowTarget);
 HWY_EXPORT(IndicesFromTarget);
 
@@ -31,6 +32,11 @@ void SharesAndKeys(const BlockRange& range, int n, const float* estimates, std::
 
 void FoldValueMeans(const BlockRange& range, const TailArgs& args, float* sums, float* num) {
   SCSA_DISPATCH(FoldValueMeansTarget)(range, args, sums, num);
+}
+
+void AddValueMeans(const BlockRange& range, std::span<const std::int32_t> clusters, int n, const float* weights,
+                   float* num) {
+  SCSA_DISPATCH(AddValueMeansTarget)(range, clusters, n, weights, num);
 }
 
 KeyMass MassBelow(const float* keys, const float* shares, std::int64_t n, float at) {

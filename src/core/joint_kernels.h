@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "core/block_summaries.h"
 #include "core/kernels.h"
@@ -62,6 +63,12 @@ struct TailArgs {
 // sums[i] = sum_c weights[i][c]; num[i * head_dim ...] += sum_c weights[i][c] (value mean of c). weights >= 0. What a
 // cluster's value mean adds to the mean of its block is weighed with 15 bits relative to the block's largest weight.
 void FoldValueMeans(const BlockRange& range, const TailArgs& args, float* sums, float* num);
+
+// num[i * head_dim ...] += sum_j weights[i * clusters.size() + j] (value mean of clusters[j]) for n query heads, in
+// f32. Clusters are counted from the range's first one, and their blocks are usable. For a few clusters among many;
+// FoldValueMeans is faster per cluster.
+void AddValueMeans(const BlockRange& range, std::span<const std::int32_t> clusters, int n, const float* weights,
+                   float* num);
 
 struct KeyMass {
   double mass;         // of the shares with key < at, summed in double

@@ -46,9 +46,11 @@ class JointOperator {
   void AddOpenedRows(const BlockPlan& plan, std::span<std::int64_t> opened) const;
 
   // What stopping at each of `thresholds` (largest first) would have given, against the exact output `exact`:
-  // errors[h * thresholds.size() + t] is the relative L2 error of query head h.
-  Status Replay(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds, const float* exact,
-                std::int64_t exact_head_stride, int n_threads, Workspace& workspace, std::span<float> errors);
+  // errors[h * thresholds.size() + t] is the relative L2 error of query head h. in_play, [kv_heads]: how many
+  // thresholds are looked at, at least one; the error at the last of them stands in for those at smaller ones.
+  Status Replay(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds,
+                std::span<const int> in_play, const float* exact, std::int64_t exact_head_stride, int n_threads,
+                Workspace& workspace, std::span<float> errors);
 
  private:
   struct ReplayStates;
@@ -74,12 +76,12 @@ class JointOperator {
   void CutIntoSegments(std::span<const float> thresholds, int kv_head);
   void ReadSegment(int kv_head, std::int64_t t, int thread, const ReplayStates& states);
   void JudgeThresholds(const JointQuery& query, int kv_head, const ReplayStates& states, const float* exact,
-                       std::int64_t exact_head_stride, std::span<float> errors) const;
+                       std::int64_t exact_head_stride, std::int64_t n_errors, float* errors) const;
 
   // The same by a walk.
   Status ReplayWalk(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds,
-                    const float* exact, std::int64_t exact_head_stride, int n_threads, Workspace& workspace,
-                    std::span<float> errors);
+                    std::span<const int> in_play, const float* exact, std::int64_t exact_head_stride, int n_threads,
+                    Workspace& workspace, std::span<float> errors);
 
   Shape shape_;
   Config config_;

@@ -16,14 +16,14 @@
 
 namespace scsa {
 // The thresholds' opened sets are nested, so the clusters in opening order fall into segments: segment t is open from
-// threshold t on, the last one never. Each is read once as opened rows and once as a tail.
+// threshold t on, the one after the last threshold in play never. Each is read once as opened rows and once as a tail.
 struct JointOperator::ReplayStates {
-  std::int64_t n_segments = 0;
-  StateArray opened;         // [kv_heads][segments], the last of a head unused
-  StateArray closed;         // [kv_heads][segments]
-  StateArray chunk;          // [threads]
-  StateArray output;         // [kv_heads][2]
-  float* weights = nullptr;  // [threads][group][n_clusters]
+  std::int64_t n_segments = 0;  // most that a head has
+  StateArray opened;            // [kv_heads][segments], the last of a head unused
+  StateArray closed;            // [kv_heads][segments]
+  StateArray chunk;             // [threads]
+  StateArray output;            // [kv_heads][2]
+  float* weights = nullptr;     // [threads][group][n_clusters]
 };
 
 std::span<const std::int32_t> JointOperator::Segment(int kv_head, std::int64_t t) const {
@@ -45,33 +45,39 @@ void JointOperator::CutIntoSegments(std::span<const float> thresholds, int kv_he
 void JointOperator::ReadSegment(int kv_head, std::int64_t t, int thread, const ReplayStates& states) {
   const int group = shape_.group();
   const std::int64_t n_clusters = scoring_.n_clusters();
+  const std::int64_t n_segments = std::ssize(heads_[kv_head].counts);
+  if (t >= n_segments) return;
   const std::span<const std::int32_t> clusters = Segment(kv_head, t);
   const auto at = static_cast<std::size_t>(kv_head * states.n_segments + t);
   const SoftmaxState closed = states.closed.Cleared(at);
   const SoftmaxState opened = states.opened.Cleared(at);
   if (clusters.empty()) return;
   float* weights = states.weights + std::int64_t{thread} * group * n_clusters;
-  std::fill_n(weights, group * n_clusters, 0.0f);
-  for (int i = 0; i < group; ++i) {
-    const float* tails = scoring_.tails(kv_head * group + i);
-    for (const std::int32_t cluster : clusters) weights[i * n_clusters + cluster] = tails[cluster];
+  if (t + 1 == n_segments) {
+    std::fill_n(weights, group * n_clusters, 0.0f);
+    for (int i = 0; i < group; ++i) {
+      const float* tails = scoring_.tails(kv_head * group + i);
+      for (const std::int32_t cluster : clusters) weights[i * n_clusters + cluster] = tails[cluster];
+    }
+    for (int chunk = 0; chunk < scoring_.n_chunks(); ++chunk) {
+      const SoftmaxState part = states.chunk.Cleared(static_cast<std::size_t>(thread));
+      scoring_.FoldTail(kv_head, chunk, weights, RunArgs(), part);
+      MergeStates(shape_.head_dim, group, part, closed);
+    }
+    return;
   }
-  for (int chunk = 0; chunk < scoring_.n_chunks(); ++chunk) {
-    const SoftmaxState part = states.chunk.Cleared(static_cast<std::size_t>(thread));
-    scoring_.FoldTail(kv_head, chunk, weights, RunArgs(), part);
-    MergeStates(shape_.head_dim, group, part, closed);
-  }
-  if (t + 1 == states.n_segments) return;
+  scoring_.FoldTailOf(kv_head, clusters, weights, closed);
   OpenedRows& rows = replay_rows_[static_cast<std::size_t>(thread)];
   scoring_.FindRows(kv_head, clusters, &rows);
   AttendRun(scoring_.OpenedRun(kv_head, rows, 0, rows.size()), opened);
 }
 
 void JointOperator::JudgeThresholds(const JointQuery& query, int kv_head, const ReplayStates& states,
-                                    const float* exact, std::int64_t exact_head_stride, std::span<float> errors) const {
+                                    const float* exact, std::int64_t exact_head_stride, std::int64_t n_errors,
+                                    float* errors) const {
   const int group = shape_.group();
   const int head_dim = shape_.head_dim;
-  const std::int64_t n_thresholds = states.n_segments - 1;
+  const std::int64_t n_thresholds = std::ssize(heads_[kv_head].counts) - 1;
   const auto first = static_cast<std::size_t>(kv_head * states.n_segments);
   // Of each closed state: itself and all later ones.
   for (std::int64_t t = n_thresholds - 1; t >= 0; --t) {
@@ -89,23 +95,27 @@ void JointOperator::JudgeThresholds(const JointQuery& query, int kv_head, const 
       const std::int64_t q_head = kv_head * group + i;
       WriteHeadOutput(total, i, head_dim, query.params.sinks == nullptr ? nullptr : query.params.sinks + q_head,
                       output.data());
-      errors[q_head * n_thresholds + t] = RelativeError(output.data(), exact + q_head * exact_head_stride, head_dim);
+      errors[q_head * n_errors + t] = RelativeError(output.data(), exact + q_head * exact_head_stride, head_dim);
     }
+  }
+  for (int i = 0; i < group; ++i) {
+    float* of_head = errors + (kv_head * group + i) * n_errors;
+    std::fill(of_head + n_thresholds, of_head + n_errors, of_head[n_thresholds - 1]);
   }
 }
 
 Status JointOperator::Replay(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds,
-                             const float* exact, std::int64_t exact_head_stride, int n_threads, Workspace& workspace,
-                             std::span<float> errors) {
+                             std::span<const int> in_play, const float* exact, std::int64_t exact_head_stride,
+                             int n_threads, Workspace& workspace, std::span<float> errors) {
   const int group = shape_.group();
   const int head_dim = shape_.head_dim;
   const int kv_heads = shape_.kv_heads;
   if (query.tree != nullptr) {
-    return ReplayWalk(plan, query, thresholds, exact, exact_head_stride, n_threads, workspace, errors);
+    return ReplayWalk(plan, query, thresholds, in_play, exact, exact_head_stride, n_threads, workspace, errors);
   }
   if (Status status = scoring_.Prepare(plan, query, workspace); !status.ok()) return status;
   ReplayStates states;
-  states.n_segments = std::ssize(thresholds) + 1;
+  states.n_segments = *std::ranges::max_element(in_play) + 1;
   const auto threads = static_cast<std::size_t>(std::max(1, n_threads));
   replay_rows_.resize(std::max(replay_rows_.size(), threads));
   const auto lay_out = [&](void* block) {
@@ -137,7 +147,8 @@ Status JointOperator::Replay(const BlockPlan& plan, const JointQuery& query, std
     }
   };
   ParallelFor(n_threads, kv_heads, [&](std::int64_t kv_head, int) {
-    guarded([&] { CutIntoSegments(thresholds, static_cast<int>(kv_head)); });
+    const auto n_thresholds = static_cast<std::size_t>(in_play[static_cast<std::size_t>(kv_head)]);
+    guarded([&] { CutIntoSegments(thresholds.first(n_thresholds), static_cast<int>(kv_head)); });
   });
   if (out_of_memory) return {StatusCode::kOutOfMemory, std::string()};
   // Later segments hold more clusters, so they go first.
@@ -148,7 +159,8 @@ Status JointOperator::Replay(const BlockPlan& plan, const JointQuery& query, std
   });
   if (out_of_memory) return {StatusCode::kOutOfMemory, std::string()};
   ParallelFor(n_threads, kv_heads, [&](std::int64_t kv_head, int) {
-    JudgeThresholds(query, static_cast<int>(kv_head), states, exact, exact_head_stride, errors);
+    JudgeThresholds(query, static_cast<int>(kv_head), states, exact, exact_head_stride, std::ssize(thresholds),
+                    errors.data());
   });
   return Status::Ok();
 }

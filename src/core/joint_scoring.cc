@@ -94,15 +94,19 @@ Status JointScoring::Prepare(const BlockPlan& plan, const JointQuery& query, Wor
   return Status::Ok();
 }
 
-BlockRange JointScoring::Range(int kv_head, int chunk) const {
-  const int first = chunk * chunk_blocks_;
+BlockRange JointScoring::Range(int kv_head, int first_block, int n_blocks) const {
   BlockRange range;
   range.layout = &plan_->layout();
-  range.blocks = blocks_ + first;
+  range.blocks = blocks_ + first_block;
   range.keys_at = plan_->KeysAt(kv_head);
   range.values_at = plan_->ValuesAt(kv_head);
-  range.n_blocks = std::min(chunk_blocks_, coverage_.n_blocks() - first);
+  range.n_blocks = n_blocks;
   return range;
+}
+
+BlockRange JointScoring::ChunkRange(int kv_head, int chunk) const {
+  const int first = chunk * chunk_blocks_;
+  return Range(kv_head, first, std::min(chunk_blocks_, coverage_.n_blocks() - first));
 }
 
 RunArgs JointScoring::ExactRun(int kv_head, std::pair<std::int64_t, std::int64_t> rows) const {
@@ -136,7 +140,7 @@ std::pair<FetchHint, FetchHint> JointScoring::FirstReads(int kv_head, int part) 
     return {{run.k, static_cast<std::int64_t>(RowBytes(run.k_type, run.head_dim)), run.k_stride, run.n_rows},
             {run.v, static_cast<std::int64_t>(RowBytes(run.v_type, run.head_dim)), run.v_stride, run.n_rows}};
   }
-  const BlockRange range = Range(kv_head, part - n_exact_);
+  const BlockRange range = ChunkRange(kv_head, part - n_exact_);
   return {RecordsOf(range, range.layout->key_bytes(), range.keys_at), {}};
 }
 
@@ -158,7 +162,7 @@ void JointScoring::Run(int kv_head, int part, int next_kv_head, int next_part) c
   }
   const int chunk = part - n_exact_;
   const int first_head = kv_head * shape_.group();
-  const BlockRange range = Range(kv_head, chunk);
+  const BlockRange range = ChunkRange(kv_head, chunk);
   EstimateArgs args;
   args.n = shape_.group();
   args.q = qs_ + std::int64_t{first_head} * shape_.head_dim;
@@ -202,7 +206,7 @@ void JointScoring::Finish(int kv_head) const {
       chunk_factors[i] = chunk_gauge > kNothing ? factors[i] * std::exp(chunk_gauge - gauges[i]) : 0.0f;
     }
     const std::int64_t at = FirstCluster(c);
-    SharesAndKeys(Range(kv_head, c), group, estimates_ + first_head * n_clusters_ + at, n_clusters_, chunk_factors,
+    SharesAndKeys(ChunkRange(kv_head, c), group, estimates_ + first_head * n_clusters_ + at, n_clusters_, chunk_factors,
                   shares_ + kv_head * n_clusters_ + at, keys_ + kv_head * n_clusters_ + at);
   }
   if (!overflow) return;
@@ -228,11 +232,41 @@ void JointScoring::FoldTail(int kv_head, int chunk, const float* weights, const 
   args.weights_stride = n_clusters_;
   args.next[0] = ScatteredRows(next, next.k_places, next.k_type, 0);
   args.next[1] = ScatteredRows(next, next.v_places, next.v_type, 0);
-  FoldValueMeans(Range(kv_head, chunk), args, state.sum, state.num);
+  FoldValueMeans(ChunkRange(kv_head, chunk), args, state.sum, state.num);
   for (int i = 0; i < group; ++i) {
     // A chunk without closed clusters stays empty: its gauge may belong to an estimate that overflowed.
     if (state.sum[i] > 0.0f) state.max[i] = Sums(first_head + i, chunk).gauge;
   }
+}
+
+void JointScoring::FoldTailOf(int kv_head, std::span<const std::int32_t> clusters, float* scratch,
+                              const SoftmaxState& state) const {
+  const int group = shape_.group();
+  const std::int64_t chunk_clusters = std::int64_t{chunk_blocks_} * plan_->slots();
+  for (int i = 0; i < group; ++i) {
+    const int q_head = kv_head * group + i;
+    const float* tails = tails_ + q_head * n_clusters_;
+    // Chunks with none of the clusters have no say: a gauge may belong to an estimate that overflowed.
+    bool counts[kMaxChunks] = {};
+    for (const std::int32_t c : clusters) counts[c / chunk_clusters] |= tails[c] > 0.0f;
+    float gauge = kNothing;
+    for (int chunk = 0; chunk < n_chunks_; ++chunk) {
+      if (counts[chunk]) gauge = std::max(gauge, Sums(q_head, chunk).gauge);
+    }
+    float factors[kMaxChunks];
+    for (int chunk = 0; chunk < n_chunks_; ++chunk) {
+      factors[chunk] = counts[chunk] ? std::exp(Sums(q_head, chunk).gauge - gauge) : 0.0f;
+    }
+    float* weights = scratch + i * std::ssize(clusters);
+    float sum = 0.0f;
+    for (std::size_t j = 0; j < clusters.size(); ++j) {
+      weights[j] = tails[clusters[j]] * factors[clusters[j] / chunk_clusters];
+      sum += weights[j];
+    }
+    state.max[i] = gauge;
+    state.sum[i] = sum;
+  }
+  AddValueMeans(Range(kv_head, 0, coverage_.n_blocks()), clusters, group, scratch, state.num);
 }
 
 void JointScoring::FindRows(int kv_head, std::span<const std::int32_t> clusters, OpenedRows* rows) const {

@@ -80,6 +80,9 @@ class JointScoring {
   // next: what the caller reads afterwards.
   void FoldTail(int kv_head, int chunk, const float* weights, const RunArgs& next, const SoftmaxState& state) const;
 
+  // The same for a few clusters, weighted by tails(). scratch: [group][clusters.size()].
+  void FoldTailOf(int kv_head, std::span<const std::int32_t> clusters, float* scratch, const SoftmaxState& state) const;
+
   // The rows of opened clusters: packed copies, or the cache's own rows.
   void FindRows(int kv_head, std::span<const std::int32_t> clusters, OpenedRows* rows) const;
   // `n` of them from `first` on, to be attended by the KV head's query heads. Valid while `rows` is.
@@ -92,7 +95,8 @@ class JointScoring {
 
   EstimateSums& Sums(int q_head, int chunk) const { return sums_[std::int64_t{q_head} * n_chunks_ + chunk]; }
   std::int64_t FirstCluster(int chunk) const { return std::int64_t{chunk} * chunk_blocks_ * plan_->slots(); }
-  BlockRange Range(int kv_head, int chunk) const;
+  BlockRange Range(int kv_head, int first_block, int n_blocks) const;
+  BlockRange ChunkRange(int kv_head, int chunk) const;
   RunArgs ExactRun(int kv_head, std::pair<std::int64_t, std::int64_t> rows) const;
   std::pair<FetchHint, FetchHint> FirstReads(int kv_head, int part) const;
   void CutExactRuns();

@@ -74,14 +74,28 @@ void JointSelector::Select(std::span<const float> shares, std::span<const float>
 
 void JointSelector::Order(std::span<const float> shares, std::span<const float> keys, std::span<const float> taus,
                           std::vector<std::int32_t>& order, std::span<std::int32_t> counts) {
+  // The clusters that the smallest threshold leaves closed need no order among themselves.
+  Select(shares, keys, taus.back(), opened_);
   order.clear();
-  for (std::int32_t c = 0; c < static_cast<std::int32_t>(keys.size()); ++c) {
-    if (keys[c] >= 0.0f) order.push_back(c);
-  }
-  std::ranges::sort(order, KeyGreater{keys});
-  // Sums run from the small end, as in Select, so that both take the same decision at a threshold.
-  std::size_t keep = order.size();
+  sorted_.clear();
   double unopened = 0.0;
+  auto next_opened = opened_.begin();
+  for (std::int32_t c = 0; c < static_cast<std::int32_t>(keys.size()); ++c) {
+    if (keys[c] < 0.0f) continue;
+    if (next_opened != opened_.end() && *next_opened == c) {
+      ++next_opened;
+      // Larger keys first, then smaller indices. Positive floats are ordered like their bits.
+      sorted_.push_back(std::uint64_t{~std::bit_cast<std::uint32_t>(keys[c])} << 32 | static_cast<std::uint32_t>(c));
+    } else {
+      order.push_back(c);
+      unopened += shares[c];
+    }
+  }
+  std::ranges::sort(sorted_);
+  order.insert(order.begin(), sorted_.size(), 0);
+  std::ranges::transform(sorted_, order.begin(), [](std::uint64_t item) { return static_cast<std::int32_t>(item); });
+  // Sums run from the small end, as in Select, so that both take the same decision at a threshold.
+  std::size_t keep = sorted_.size();
   for (std::size_t t = taus.size(); t-- > 0;) {
     while (keep > 0 && unopened + shares[order[keep - 1]] < taus[t]) unopened += shares[order[--keep]];
     counts[t] = static_cast<std::int32_t>(keep);

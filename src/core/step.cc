@@ -535,61 +535,89 @@ Status RecordStep(const StepArgs& args, const OutView& exact_output, Calibration
   if (Status status = Prepare(args, &p); !status.ok()) return status;
 
   const std::size_t clusters = static_cast<std::size_t>(p.n_clusters);
+  struct Counts {
+    std::int32_t at[kTauGridSize];
+  };
   SoftmaxState states;                  // [kv_heads][n_clusters][group]
+  const Block** blocks = nullptr;       // [kv_heads][n_clusters]
   const float** value_means = nullptr;  // [kv_heads][n_clusters]
   std::int32_t* order = nullptr;        // [q_heads][n_clusters]
+  Counts* counts = nullptr;             // [q_heads]
+  std::int32_t* in_play = nullptr;      // [q_heads]
   double* mass = nullptr;               // [q_heads][n_clusters]
+  HeadSet* opened = nullptr;            // [kv_heads][n_clusters]
   const auto lay_out = [&](void* memory) {
     ScratchLayout layout(memory);
     states = TakeStates(layout, p.n_clusters * std::int64_t{q_heads}, head_dim);
+    blocks = layout.Take<const Block*>(clusters * kv_heads);
     value_means = layout.Take<const float*>(clusters * kv_heads);
     order = layout.Take<std::int32_t>(clusters * q_heads);
+    counts = layout.Take<Counts>(q_heads);
+    in_play = layout.Take<std::int32_t>(q_heads);
     mass = layout.Take<double>(clusters * q_heads);
+    opened = layout.Take<HeadSet>(clusters * kv_heads);
     return layout.bytes();
   };
   void* memory = Reserve(args, ScratchUser::kCalibration, lay_out(nullptr));
   if (memory == nullptr) return OutOfMemory();
   lay_out(memory);
+
+  for (int h = 0; h < q_heads; ++h) in_play[h] = window->ThresholdsInPlay(args.config.statistic, h, 1);
   try {
     window->BeginStep();
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
   }
 
-  // What opening a cluster reads, for every cluster: exactly the rows and the scoring of the sparse sweep.
-  const std::int64_t n_regions = std::ssize(args.regions);
-  ParallelFor(args.n_threads, n_regions * kv_heads, [&](std::int64_t task, int) {
-    const int kv_head = static_cast<int>(task / n_regions);
-    const std::int64_t region = task % n_regions;
+  ParallelFor(args.n_threads, q_heads, [&](std::int64_t h, int) {
+    // Thresholds out of play share the error of the last one that is not.
+    const std::span<std::int32_t> head_counts(counts[h].at);
+    OpenBestFirst(p.estimates.priority + h * p.n_clusters, p.estimates.log_tail + h * p.n_clusters, p.n_clusters,
+                  p.log_exact_mass[h], std::span(kTauGrid).first(in_play[h]), order + h * p.n_clusters,
+                  mass + h * p.n_clusters, head_counts.first(in_play[h]));
+    std::ranges::fill(head_counts.subspan(in_play[h]), head_counts[in_play[h] - 1]);
+  });
+  for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
     std::int64_t at = std::int64_t{kv_head} * p.n_clusters;
-    for (std::int64_t r = 0; r < region; ++r) at += args.regions[r].heads[kv_head].n_clusters;
-    const Block& block = args.regions[region].heads[kv_head];
-    const std::int64_t first_q = std::int64_t{kv_head} * group;
-    for (int c = 0; c < block.n_clusters; ++c) {
-      value_means[at + c] = block.value_means.data() + std::int64_t{c} * head_dim;
-      const SoftmaxState state = At(states, (at + c) * group, head_dim);
-      ClearStates(state, group, head_dim);
-      AttendPacked(args, head_dim, group, p.qs + first_q * head_dim,
-                   p.quantized == nullptr ? nullptr : p.quantized + first_q, block, block.partition.offsets[c],
-                   block.partition.offsets[c + 1], state);
+    for (const Region& region : args.regions) {
+      const Block& block = region.heads[kv_head];
+      for (int c = 0; c < block.n_clusters; ++c, ++at) {
+        blocks[at] = &block;
+        value_means[at] = block.value_means.data() + std::int64_t{c} * head_dim;
+        opened[at].reset();
+      }
     }
+  }
+  for (int h = 0; h < q_heads; ++h) {
+    HeadSet* of_kv_head = opened + std::int64_t{h / group} * p.n_clusters;
+    const std::int32_t* clusters_of_head = order + std::int64_t{h} * p.n_clusters;
+    for (std::int32_t i = 0; i < counts[h].at[kTauGridSize - 1]; ++i) of_kv_head[clusters_of_head[i]].set(h % group);
+  }
+  // What opening a cluster reads, for every cluster that some head opens: exactly the rows and the scoring of the
+  // sparse sweep.
+  ParallelFor(args.n_threads, std::int64_t{kv_heads} * p.n_clusters, [&](std::int64_t at, int) {
+    if (opened[at].none()) return;
+    const Block& block = *blocks[at];
+    const std::int64_t c = (value_means[at] - block.value_means.data()) / head_dim;
+    const std::int64_t first_q = at / p.n_clusters * group;
+    const SoftmaxState state = At(states, at * group, head_dim);
+    ClearStates(state, group, head_dim);
+    AttendPacked(args, head_dim, group, p.qs + first_q * head_dim,
+                 p.quantized == nullptr ? nullptr : p.quantized + first_q, block, block.partition.offsets[c],
+                 block.partition.offsets[c + 1], state);
   });
   ParallelFor(args.n_threads, q_heads, [&](std::int64_t h, int) {
     const std::int64_t kv_head = h / group;
-    std::int32_t counts[kTauGridSize];
-    const float* log_tail = p.estimates.log_tail + h * p.n_clusters;
-    OpenBestFirst(p.estimates.priority + h * p.n_clusters, log_tail, p.n_clusters, p.log_exact_mass[h], kTauGrid,
-                  order + h * p.n_clusters, mass + h * p.n_clusters, counts);
     ReplayInputs replay;
     replay.head_dim = head_dim;
     replay.n_clusters = p.n_clusters;
     replay.order = order + h * p.n_clusters;
-    replay.counts = counts;
+    replay.counts = counts[h].at;
     replay.exact_rows = At(p.exact, h, head_dim);
     replay.sink = SinkLogit(args.params, static_cast<int>(h));
     replay.opened = At(states, kv_head * p.n_clusters * group + h % group, head_dim);
     replay.opened_stride = group;
-    replay.log_tail = log_tail;
+    replay.log_tail = p.estimates.log_tail + h * p.n_clusters;
     replay.value_means = value_means + kv_head * p.n_clusters;
     replay.exact_output = exact_output.data + h * exact_output.head_stride;
     float errors[kTauGridSize];

@@ -19,8 +19,8 @@ namespace scsa {
 // One walk passes all thresholds. Where it passes one, the output is that of the rows opened so far and of the tail of
 // the frontier as it is there.
 Status JointOperator::ReplayWalk(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds,
-                                 const float* exact, std::int64_t exact_head_stride, int n_threads,
-                                 Workspace& workspace, std::span<float> errors) {
+                                 std::span<const int> in_play, const float* exact, std::int64_t exact_head_stride,
+                                 int n_threads, Workspace& workspace, std::span<float> errors) {
   const int group = shape_.group();
   const int head_dim = shape_.head_dim;
   const int kv_heads = shape_.kv_heads;
@@ -50,7 +50,8 @@ Status JointOperator::ReplayWalk(const BlockPlan& plan, const JointQuery& query,
     MergeStates(head_dim, group, scoring_.exact(kv_head), open);
     std::size_t done = 0;
     std::array<float, kMaxHeadDim> output;
-    for (std::size_t t = 0; t < thresholds.size(); ++t) {
+    const auto n_thresholds = static_cast<std::size_t>(in_play[static_cast<std::size_t>(kv_head)]);
+    for (std::size_t t = 0; t < n_thresholds; ++t) {
       head.walk->Run(thresholds[t]);
       const std::span<const std::int32_t> opened = head.walk->opened().subspan(done);
       done += opened.size();
@@ -71,6 +72,11 @@ Status JointOperator::ReplayWalk(const BlockPlan& plan, const JointQuery& query,
         errors[static_cast<std::size_t>(q_head) * thresholds.size() + t] =
             RelativeError(output.data(), exact + q_head * exact_head_stride, head_dim);
       }
+    }
+    for (int i = 0; i < group; ++i) {
+      const std::span<float> of_head =
+          errors.subspan(static_cast<std::size_t>(kv_head * group + i) * thresholds.size(), thresholds.size());
+      std::ranges::fill(of_head.subspan(n_thresholds), of_head[n_thresholds - 1]);
     }
   };
   std::atomic<bool> out_of_memory{false};

@@ -168,5 +168,41 @@ TEST(CalibrationWindow, FreezesTheLargestThresholdWithinTheTolerance) {
   EXPECT_EQ(taus, (std::vector<float>{0.07f, 0.07f, 0.07f}));
 }
 
+TEST(CalibrationWindow, ThresholdsThatWillNotBeChosenGoOutOfPlay) {
+  // Errors of two heads, tolerance 0.1: pooled means 0.2, 0.2, 0.06, 0.05, 0.04 ..., so from the fifth step on the
+  // fourth threshold is the last one in play, until a bad step takes its mean to (8 * 0.05 + 2 * 0.3) / 10 = 0.1 and
+  // that of the fifth to 0.04 still. Head 0 alone has a mean of 0.04 at the second one.
+  CalibrationWindow window(2, kTauGrid);
+  window.Start(0.1f);
+  const auto record = [&](const std::vector<float>& first, const std::vector<float>& second) {
+    std::vector<float> errors0 = first;
+    std::vector<float> errors1 = second;
+    errors0.resize(kTauGridSize, 0.04f);
+    errors1.resize(kTauGridSize, 0.04f);
+    window.BeginStep();
+    RecordAll(&window, errors0, 0);
+    RecordAll(&window, errors1, 1);
+  };
+  for (int step = 0; step < 4; ++step) {
+    EXPECT_EQ(window.ThresholdsInPlay(CalibrationStatistic::kMean, 0, 2), kTauGridSize) << step;
+    EXPECT_EQ(window.ThresholdsInPlay(CalibrationStatistic::kMedian, 0, 1), kTauGridSize) << step;
+    record({0.2f, 0.04f, 0.02f, 0.05f}, {0.2f, 0.36f, 0.1f, 0.05f});
+  }
+  EXPECT_EQ(window.ThresholdsInPlay(CalibrationStatistic::kMean, 0, 2), 4);
+  EXPECT_EQ(window.ThresholdsInPlay(CalibrationStatistic::kMean, 0, 1), 2);
+  EXPECT_EQ(window.ThresholdsInPlay(CalibrationStatistic::kMedian, 1, 1), 4);
+  record({0.2f, 0.3f, 0.3f, 0.3f}, {0.2f, 0.3f, 0.3f, 0.3f});
+  EXPECT_EQ(window.ThresholdsInPlay(CalibrationStatistic::kMean, 0, 2), 5);
+  // The median forgives it.
+  EXPECT_EQ(window.ThresholdsInPlay(CalibrationStatistic::kMedian, 1, 1), 4);
+  // Half of the errors are not more than half of them.
+  for (int step = 0; step < 3; ++step) record({0.2f, 0.3f, 0.3f, 0.3f}, {0.2f, 0.3f, 0.3f, 0.3f});
+  EXPECT_EQ(window.ThresholdsInPlay(CalibrationStatistic::kMedian, 1, 1), 5);
+  // Where every error is too large, all stay.
+  window.Start(0.01f);
+  for (int step = 0; step < 5; ++step) record({}, {});
+  EXPECT_EQ(window.ThresholdsInPlay(CalibrationStatistic::kMean, 0, 2), kTauGridSize);
+}
+
 }  // namespace
 }  // namespace scsa

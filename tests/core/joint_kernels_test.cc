@@ -573,6 +573,46 @@ TEST(FoldValueMeansTest, FetchingAheadChangesNothing) {
   });
 }
 
+TEST(AddValueMeansTest, AddsTheListedClustersOnEveryTarget) {
+  for (const int head_dim : kHeadDims) {
+    for (const int slots : kSlotCounts) {
+      const Summaries summaries(head_dim, slots, {1, 0, 1}, static_cast<std::uint32_t>(head_dim + slots));
+      const TailProblem problem(summaries, 31);
+      // Of either block, odd and even places, one twice, in no order.
+      const std::vector<std::int32_t> clusters = {3, 2 * slots + 6, 0, 3, slots - 1, 2 * slots};
+      test::OnEveryTarget([&] {
+        for (const int n : {1, 3, kMaxHeads}) {
+          std::vector<float> weights;
+          for (int i = 0; i < n; ++i) {
+            for (const std::int32_t c : clusters) weights.push_back(problem.weights[i * problem.stride + c]);
+          }
+          std::vector<float> num = problem.num;
+          std::fill(num.begin() + std::ptrdiff_t{n} * head_dim, num.end(), kSentinel);
+          AddValueMeans(summaries.Range(), clusters, n, weights.data(), num.data());
+          for (int i = 0; i < n; ++i) {
+            for (int d = 0; d < head_dim; ++d) {
+              double expected = problem.num[i * head_dim + d];
+              double size = std::fabs(expected);
+              for (const std::int32_t c : clusters) {
+                const Summaries::Block& block = summaries.BlockOf(c);
+                const double weight = problem.weights[i * problem.stride + c];
+                const double deviation =
+                    static_cast<double>(block.value_step[d]) * block.value_means[c % slots * head_dim + d];
+                expected += weight * (block.value_mean[d] + deviation);
+                size += weight * (std::fabs(static_cast<double>(block.value_mean[d])) + std::fabs(deviation));
+              }
+              EXPECT_NEAR(num[i * head_dim + d], expected, 16 * kRound * size) << i << " " << d;
+            }
+          }
+          for (std::size_t i = static_cast<std::size_t>(n * head_dim); i < num.size(); ++i)
+            EXPECT_EQ(num[i], kSentinel);
+          if (::testing::Test::HasFailure()) return;
+        }
+      });
+    }
+  }
+}
+
 // Keys of n clusters, some of them without members, some equal, and shares that go with them.
 struct KeyProblem {
   explicit KeyProblem(int n) {

@@ -117,9 +117,14 @@ class JointOperatorTest : public ::testing::Test {
       std::ranges::copy(Exact(h), exact.begin() + std::int64_t{h} * shape_.head_dim);
     }
     const std::vector<std::uint64_t> words = Bitmap(visible_);
-    std::vector<float> errors(shape_.q_heads * kTauGridSize);
-    ASSERT_TRUE(
-        operator_->Replay(*plan_, Query(words), kTauGrid, exact.data(), shape_.head_dim, 2, workspace_, errors).ok());
+    std::vector<int> in_play(shape_.kv_heads, kTauGridSize);
+    const auto replay = [&](std::vector<float>& errors) {
+      errors.assign(static_cast<std::size_t>(shape_.q_heads * kTauGridSize), -1.0f);
+      return operator_->Replay(*plan_, Query(words), kTauGrid, in_play, exact.data(), shape_.head_dim, 2, workspace_,
+                               errors);
+    };
+    std::vector<float> errors;
+    ASSERT_TRUE(replay(errors).ok());
     for (int t = 0; t < kTauGridSize; ++t) {
       const std::vector<float> out = Attend(kTauGrid[t]);
       for (int h = 0; h < shape_.q_heads; ++h) {
@@ -129,6 +134,17 @@ class JointOperatorTest : public ::testing::Test {
     }
     // A looser threshold must be able to show a larger error, or the test above compares nothing.
     EXPECT_GT(errors[0], errors[kTauGridSize - 1]);
+
+    // With fewer thresholds in play the others take the error of the last one that is.
+    for (int h = 0; h < shape_.kv_heads; ++h) in_play[h] = 1 + 4 * h;
+    std::vector<float> fewer;
+    ASSERT_TRUE(replay(fewer).ok());
+    for (int h = 0; h < shape_.q_heads; ++h) {
+      for (int t = 0; t < kTauGridSize; ++t) {
+        const float expected = errors[h * kTauGridSize + std::min(t, in_play[h / shape_.group()] - 1)];
+        EXPECT_NEAR(fewer[h * kTauGridSize + t], expected, 1e-5 + 1e-3 * expected) << h << ", tau " << kTauGrid[t];
+      }
+    }
   }
 
   Shape shape_;
