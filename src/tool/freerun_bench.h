@@ -21,7 +21,7 @@ namespace scsa::tool {
 
 struct FreerunOptions {
   std::vector<Arm> arms = {Arm::kExact, Arm::kScsa};  // the exact arm, which judges, first
-  int starts = 16;                                    // continuations per context
+  int starts = 32;                                    // continuations per context
   int steps = 128;                                    // tokens of a continuation
   int haystacks = 3;                                  // per context, five questions each
   std::uint64_t seed = 1;                             // of the facts
