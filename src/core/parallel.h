@@ -11,9 +11,11 @@
 #include <cstdint>
 
 #if defined(__SANITIZE_THREAD__)
-#include <functional>
-#include <thread>
-#include <vector>
+#include <pthread.h>
+
+#include <array>
+#include <cstdlib>
+#include <type_traits>
 #endif
 
 namespace scsa {
@@ -33,11 +35,26 @@ template <class F>
 void RunTeam(int team, F&& work) {
 #if defined(__SANITIZE_THREAD__)
   // ThreadSanitizer does not see libgomp's synchronisation (the library is not instrumented) and would report races
-  // that do not exist.
-  std::vector<std::thread> workers;
-  for (int thread = 1; thread < team; ++thread) workers.emplace_back(std::ref(work), thread, team);
+  // that do not exist. As with libgomp, a team takes no memory that operator new could refuse.
+  struct Member {
+    void* work;
+    int thread;
+    int team;
+    pthread_t id;
+  };
+  std::array<Member, 64> members;
+  team = std::clamp(team, 1, static_cast<int>(members.size()));
+  const auto run = [](void* p) -> void* {
+    const Member& member = *static_cast<Member*>(p);
+    (*static_cast<std::remove_reference_t<F>*>(member.work))(member.thread, member.team);
+    return nullptr;
+  };
+  for (int thread = 1; thread < team; ++thread) {
+    members[thread] = {&work, thread, team, {}};
+    if (pthread_create(&members[thread].id, nullptr, run, &members[thread]) != 0) std::abort();
+  }
   work(0, team);
-  for (std::thread& worker : workers) worker.join();
+  for (int thread = 1; thread < team; ++thread) pthread_join(members[thread].id, nullptr);
 #else
 #pragma omp parallel num_threads(team)
   work(omp_get_thread_num(), omp_get_num_threads());

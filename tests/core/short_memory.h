@@ -13,8 +13,8 @@
 namespace scsa::test {
 
 // Tests try each allocation in its turn. Under a sanitizer, which makes that slow, they try one in so many: there it is
-// for leaks and for what a failure leaves half done, and neighbours mostly fail on the same way.
-#if defined(__SANITIZE_ADDRESS__)
+// for leaks, races and what a failure leaves half done, and neighbours mostly fail on the same way.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr std::int64_t kAllocationStride = 7;
 #else
 inline constexpr std::int64_t kAllocationStride = 1;

@@ -447,12 +447,6 @@ ggml_status ComputeInShortMemory(ggml_backend_t backend, ggml_cgraph* graph) {
 
 class ShortOfMemory : public CacheChange, public testing::WithParamInterface<std::pair<const char*, bool>> {
  protected:
-  void SetUp() override {
-#if defined(__SANITIZE_THREAD__)
-    GTEST_SKIP() << "there, threads are started anew each time, with memory (parallel.h)";
-#endif
-    CacheChange::SetUp();
-  }
   // A life of the cache: it is read, written through the graph, and changed behind the graph's back. Returns the calls
   // that the exact kernel answered.
   std::uint64_t Live(const test::ShortMemory& memory) {
