@@ -11,6 +11,7 @@
 #include <limits>
 #include <span>
 
+#include "core/parallel.h"
 #include "stats.h"
 
 namespace scsa::tool {
@@ -70,11 +71,10 @@ std::span<const float> OutputHead(const scsa_attention_call& call, int query, in
 
 std::vector<double> ReferenceAttention(const scsa_attention_call& call, int threads) {
   std::vector<double> out(static_cast<std::size_t>(call.n_q) * call.q_heads * call.head_dim);
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-  for (int task = 0; task < call.n_q * call.q_heads; ++task) {
-    ReferenceHead(call, task / call.q_heads, task % call.q_heads,
-                  out.data() + static_cast<std::size_t>(task) * call.head_dim);
-  }
+  ParallelFor(threads, std::int64_t{call.n_q} * call.q_heads, [&](std::int64_t task, int) {
+    ReferenceHead(call, static_cast<int>(task / call.q_heads), static_cast<int>(task % call.q_heads),
+                  out.data() + task * call.head_dim);
+  });
   return out;
 }
 
