@@ -40,8 +40,9 @@ void Run(CommandOptions options) {
   }
   SetEnvironment("GGML_BACKEND_PATH", plugin);
   // The plugin registers itself once, whichever of the two ways the program takes.
+  // What the user preloads stays in front: a sanitizer's runtime has to be the first library.
   const char* preload = std::getenv("LD_PRELOAD");
-  SetEnvironment("LD_PRELOAD", preload != nullptr && *preload != '\0' ? plugin + ":" + preload : plugin);
+  SetEnvironment("LD_PRELOAD", preload != nullptr && *preload != '\0' ? preload + (":" + plugin) : plugin);
   SetEnvironment("SCSA_MODE", options.mode);
   SetEnvironment("SCSA_PRESET", options.preset);
   SetEnvironment("SCSA_TOLERANCE", options.tolerance);
