@@ -71,7 +71,14 @@ namespace {
 HWY_EXPORT(ReadAllTarget);
 HWY_EXPORT(MultiplyAddTarget);
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// What a sanitizer leaves of the machine's rates tells nothing: enough to run each line.
+constexpr std::size_t kBufferBytes = std::size_t{8} << 20;
+constexpr std::int64_t kMultiplyAddSteps = 1 << 12;
+#else
 constexpr std::size_t kBufferBytes = std::size_t{512} << 20;
+constexpr std::int64_t kMultiplyAddSteps = 1 << 20;
+#endif
 constexpr std::size_t kChunkFloats = std::size_t{1} << 18;  // 1 MiB
 constexpr int kPasses = 5;
 
@@ -111,7 +118,6 @@ double MeasureReadBandwidth(int n_threads) {
 }
 
 double MeasureMultiplyAddRate(int n_threads) {
-  constexpr std::int64_t kSteps = 1 << 20;
   const std::int64_t tasks = std::max(1, n_threads) * std::int64_t{4};
   double best = 0.0;
   for (int pass = 0; pass < kPasses; ++pass) {
@@ -119,7 +125,7 @@ double MeasureMultiplyAddRate(int n_threads) {
     const double seconds = Seconds([&] {
       ParallelFor(n_threads, tasks, [&](std::int64_t, int) {
         float result = 0.0f;
-        done.fetch_add(SCSA_DISPATCH(MultiplyAddTarget)(kSteps, &result), std::memory_order_relaxed);
+        done.fetch_add(SCSA_DISPATCH(MultiplyAddTarget)(kMultiplyAddSteps, &result), std::memory_order_relaxed);
         g_sink.store(result, std::memory_order_relaxed);
       });
     });

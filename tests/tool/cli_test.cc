@@ -300,9 +300,9 @@ TEST_F(CliTest, ExecSetsTheEnvironment) {
 
 TEST_F(CliTest, ExecKeepsPreloadsAndPassesTheStatusOn) {
   const CommandResult result =
-      Scsa({"exec", "--", "/bin/sh", "-c", "echo $LD_PRELOAD; exit 7"}, {"LD_PRELOAD=libm.so.6"});
+      Scsa({"exec", "--", "/bin/sh", "-c", "echo $LD_PRELOAD; exit 7"}, {"LD_PRELOAD=" SCSA_TEST_PRELOAD});
   EXPECT_EQ(result.status, 7);
-  EXPECT_EQ(result.out.rfind("libm.so.6:/", 0), 0u) << result.out;
+  EXPECT_EQ(result.out.rfind(SCSA_TEST_PRELOAD ":/", 0), 0u) << result.out;
   EXPECT_NE(result.out.find("/libggml-scsa.so\n"), std::string::npos) << result.out;
 }
 

@@ -41,7 +41,7 @@ class ModelTest : public testing::Test {
     fs::remove_all(folder_);
     fs::create_directories(folder_);
     WriteText("text.txt", 40);
-    WriteText("short.txt", 25);  // more rows than one rebuild interval of the operator
+    WriteText("short.txt", 18);  // more rows than the operator waits for before it seals a block
   }
   // Sentences that repeat with other numbers: some 40 tokens each.
   void WriteText(const std::string& name, int sentences) const {
@@ -458,7 +458,8 @@ TEST_F(ModelTest, RunRefusesADocumentBeyondTheContext) {
 
 TEST_F(ModelTest, ExecLoadsThePluginIntoAnUnmodifiedProgram) {
   const CommandResult result = Scsa({"exec", "--mode", "exact", "--stats", "--", SCSA_LLAMA_BENCH, "-m",
-                                     SCSA_TEST_MODEL, "-p", "0", "-n", "4", "-d", "512", "-r", "1", "-fa", "on"});
+                                     SCSA_TEST_MODEL, "-p", "0", "-n", "4", "-d", "128", "-r", "1", "-fa", "on"},
+                                    {"LD_PRELOAD=" SCSA_TEST_PRELOAD});
   ASSERT_EQ(result.status, 0) << result.err;
   EXPECT_NE(result.err.find("mode exact"), std::string::npos) << result.err;
   EXPECT_NE(result.out.find("tg4"), std::string::npos) << result.out;
