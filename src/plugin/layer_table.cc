@@ -62,6 +62,7 @@ Status CachedLayer::Init(const Options& options, std::span<const float> taus, st
   logged_.assign(layer_->head_reads().begin(), layer_->head_reads().end());
   seen_.assign(Words(key_.rows), 0);
   written_.assign(Words(key_.rows), 0);
+  any_visible_.assign(Words(key_.rows), 0);
   if (options.prompt_tolerance > 0) {
     PromptConfig prompt;
     prompt.tolerance = options.prompt_tolerance;
@@ -152,39 +153,61 @@ void CachedLayer::NoteWrites(std::span<const std::int64_t> rows) {
   layer_->NotifyWrites(rows);
 }
 
+std::span<const std::uint64_t> CachedLayer::AnyVisible(const VisibleSets& sets, int n_q, std::int64_t n_kv) {
+  const std::size_t words = Words(n_kv);
+  if (n_q == 1) return {sets.words, words};
+  std::fill_n(any_visible_.begin(), words, 0);
+  for (int i = 0; i < n_q; ++i) {
+    const std::uint64_t* row = sets.words + i * sets.row_stride;
+    for (std::size_t w = 0; w < words; ++w) any_visible_[w] |= row[w];
+  }
+  return {any_visible_.data(), words};
+}
+
 // Rows that become visible were written just before, through the plugin. If others do, or if many vanish (state
 // loads, copies between sequences, truncation), the cells may hold something else by now. A row that was visible and is
 // written anew had vanished in between: the same, even where later tokens have filled the gap.
-Verify CachedLayer::ChooseVerify(const std::uint64_t* visible, std::size_t words) {
+bool CachedLayer::Jumped(std::span<const std::uint64_t> visible) {
   bool unexpected = false;
   std::uint64_t vanished = 0;
-  for (std::size_t w = 0; w < words; ++w) {
-    unexpected = unexpected || (visible[w] & ~seen_[w] & ~written_[w]) != 0 || (seen_[w] & written_[w]) != 0;
-    vanished += static_cast<std::uint64_t>(std::popcount(seen_[w] & ~visible[w]));
-    seen_[w] = visible[w];
+  for (std::size_t w = 0; w < seen_.size(); ++w) {
+    const std::uint64_t now = w < visible.size() ? visible[w] : 0;
+    unexpected = unexpected || (now & ~seen_[w] & ~written_[w]) != 0 || (seen_[w] & written_[w]) != 0;
+    vanished += static_cast<std::uint64_t>(std::popcount(seen_[w] & ~now));
+    seen_[w] = now;
     written_[w] = 0;
   }
-  for (std::size_t w = words; w < seen_.size(); ++w) {
-    vanished += static_cast<std::uint64_t>(std::popcount(seen_[w]));
-    seen_[w] = 0;
-    written_[w] = 0;
-  }
-  const bool jump = unexpected || vanished > n_written_;
-  n_written_ = 0;
-  return jump ? Verify::kFull : Verify::kSample;
+  return unexpected || vanished > n_written_;
 }
 
-Verify CachedLayer::BeginStep(const std::uint64_t* visible, std::size_t words) {
+Verify CachedLayer::BeginStep(const VisibleSets& sets, int n_q, std::int64_t n_kv) {
   if (stale_.exchange(false, std::memory_order_acq_rel)) layer_->DropPlans();
-  Verify verify = Verify::kNone;
-  const bool checks = CurrentChecks();
-  if (checks) {
-    verify = ChooseVerify(visible, words);
-    // Steps without checks may have missed anything.
-    if (unchecked_) verify = Verify::kFull;
+  if (!CurrentChecks()) {
+    unchecked_ = true;
+    return Verify::kNone;
   }
-  unchecked_ = !checks;
-  return verify;
+  const std::span<const std::uint64_t> visible = AnyVisible(sets, n_q, n_kv);
+  // Steps without checks may have missed anything.
+  bool full = unchecked_;
+  if (witness_->IsWitness(index_)) {
+    const CellWitness::Keys keys{static_cast<const std::byte*>(key_.k), key_.k_row_stride,
+                                 RowBytes(key_.k_type, key_.shape.head_dim)};
+    const bool changed = witness_->Look(keys, visible, seen_, written_);
+    // Cells that it did not see before it cannot judge; a layer that missed the last step would not know.
+    full = Jumped(visible) || full;
+    witness_->Report(changed || full);
+  } else {
+    // Every graph writes before it attends: without a write this is the graph of the last step. In another one the
+    // witness should have come first; where it failed, it says nothing.
+    full = full || (n_written_ > 0 && witness_->reports() == reports_);
+    full = Jumped(visible) || full;
+  }
+  full = full || witness_->alarms() != alarms_;
+  n_written_ = 0;
+  reports_ = witness_->reports();
+  alarms_ = witness_->alarms();
+  unchecked_ = false;
+  return full ? Verify::kFull : Verify::kSample;
 }
 
 void CachedLayer::CountBuilding(const LayerStats& before, const LayerStats& after) {
@@ -203,9 +226,8 @@ void CachedLayer::CountBuilding(const LayerStats& before, const LayerStats& afte
 }
 
 Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets& sets, const LogitParams& params,
-                         const std::uint64_t* visible, int n_threads, Workspace& workspace, const OutView& out,
-                         Outcome* outcome) {
-  const Verify verify = BeginStep(visible, Words(kv.n_kv));
+                         int n_threads, Workspace& workspace, const OutView& out, Outcome* outcome) {
+  const Verify verify = BeginStep(sets, q.n_q, kv.n_kv);
   const LayerStats before = layer_->stats();
   const Status status = layer_->Attend(q, kv, sets, params, verify, n_threads, workspace, out);
   const LayerStats after = layer_->stats();
@@ -239,14 +261,13 @@ Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets
 Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
                            Workspace& workspace, Outcome* outcome) {
   const VisibleSets sets{visible, static_cast<std::int64_t>(Words(node.n_kv))};
-  return Step(node.Query(stream), node.Kv(stream), sets, node.params, visible, n_threads, workspace, node.Out(stream),
-              outcome);
+  return Step(node.Query(stream), node.Kv(stream), sets, node.params, n_threads, workspace, node.Out(stream), outcome);
 }
 
 Status CachedLayer::AttendPrompt(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
                                  Workspace& workspace, bool* sparse) {
-  const std::size_t words = Words(node.n_kv);
-  const Verify verify = BeginStep(visible + static_cast<std::size_t>(node.n_q - 1) * words, words);
+  const VisibleSets sets{visible, static_cast<std::int64_t>(Words(node.n_kv))};
+  const Verify verify = BeginStep(sets, node.n_q, node.n_kv);
   const LayerStats before = layer_->stats();
   // What the KV heads did so far, together.
   const auto sum = [this](auto field) {
@@ -268,7 +289,6 @@ Status CachedLayer::AttendPrompt(const AttentionNode& node, int stream, const st
                     {&PromptHead::rows_visible, counters.prompt_rows_visible}};
   for (Total& total : totals) total.before = sum(total.field);
   const double errors_before = sum(&PromptHead::error_sum);
-  const VisibleSets sets{visible, static_cast<std::int64_t>(words)};
   const Status status = layer_->AttendPrompt(node.Query(stream), node.Kv(stream), sets, node.params, verify, n_threads,
                                              workspace, node.Out(stream));
   CountBuilding(before, layer_->stats());
@@ -306,9 +326,8 @@ Status CachedLayer::Prefill(const AttentionNode& node, int stream, const std::ui
     q.n_q = rows_per_step;
     const VisibleSets sets{visible + static_cast<std::size_t>(first) * words,
                            static_cast<std::int64_t>(words) * distance};
-    const std::uint64_t* seen = sets.words + (rows_per_step - 1) * sets.row_stride;
     Outcome outcome;
-    const Status status = Step(q, node.Kv(stream), sets, node.params, seen, n_threads, workspace, out, &outcome);
+    const Status status = Step(q, node.Kv(stream), sets, node.params, n_threads, workspace, out, &outcome);
     if (!status.ok()) return status;
     if (outcome.path == 2) Count(GlobalCounters().prompt_rows, static_cast<std::uint64_t>(rows_per_step));
   }
@@ -338,7 +357,7 @@ Status LayerTable::FindOrCreate(const void* owner, const AttentionNode& node, in
   try {
     if (budget_ == nullptr) return Status::OutOfMemory("no memory for plans");
     if (entries_.size() >= kMaxLayers) return {StatusCode::kUnsupported, "too many attention layers in use"};
-    auto made = std::make_shared<CachedLayer>(key, node.layer);
+    auto made = std::make_shared<CachedLayer>(key, node.layer, WitnessOf(owner, key));
     Options options = CurrentOptions();
     options.config.seal_delay = std::max(node.layer, 0) % kSealStagger;
     Status status = made->Init(options, GivenTaus(owner, node, options), budget_);
@@ -352,11 +371,24 @@ Status LayerTable::FindOrCreate(const void* owner, const AttentionNode& node, in
       Remove(entries_.size() - 1);
       throw;
     }
+    made->witness()->Join(node.layer);
     *layer = std::move(made);
     return Status::Ok();
   } catch (const std::bad_alloc&) {
     return Status::OutOfMemory("no memory for a layer");
   }
+}
+
+std::shared_ptr<CellWitness> LayerTable::WitnessOf(const void* owner, const LayerKey& key) const {
+  for (const Entry& entry : entries_) {
+    const LayerKey& other = entry.layer->key();
+    // A context has a cache for each kind of layer (sliding window or not), and each has a buffer of its own.
+    if (entry.owner == owner && other.k_buffer == key.k_buffer && other.first_row == key.first_row &&
+        other.rows == key.rows) {
+      return entry.layer->witness();
+    }
+  }
+  return std::make_shared<CellWitness>(key.rows);
 }
 
 // The thresholds that the user gave for this layer; empty where there are none that fit.

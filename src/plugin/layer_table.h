@@ -11,8 +11,10 @@
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
+#include "plugin/cell_witness.h"
 #include "plugin/node.h"
 #include "plugin/options.h"
 #include "scsa/layer.h"
@@ -43,8 +45,9 @@ LayerKey KeyOf(const AttentionNode& node, int stream);
 // One layer and what the plugin knows about its cells.
 class CachedLayer {
  public:
-  // index: of the attention layer in its model, or -1.
-  CachedLayer(const LayerKey& key, int index) : key_(key), index_(index) {}
+  // index: of the attention layer in its model, or -1. witness: of the stream.
+  CachedLayer(const LayerKey& key, int index, std::shared_ptr<CellWitness> witness)
+      : key_(key), index_(index), witness_(std::move(witness)) {}
   ~CachedLayer();
 
   // Makes the operator with the given options. With thresholds (one per head) it is sparse at once; otherwise a
@@ -58,6 +61,7 @@ class CachedLayer {
   std::mutex& mutex() { return mutex_; }
   const LayerKey& key() const { return key_; }
   int index() const { return index_; }
+  const std::shared_ptr<CellWitness>& witness() const { return witness_; }
   // Whether thresholds are frozen: calibrated or from a file. The others with the mutex held.
   bool calibrated() const { return calibrated_; }
   const Layer& layer() const { return *layer_; }
@@ -89,19 +93,21 @@ class CachedLayer {
                  Workspace& workspace);
 
  private:
-  // Layer::Attend with what goes with it: verification, counters, the end of the calibration window. `visible` is of
-  // the last query row.
-  Status Step(const QueryView& q, const KvView& kv, const VisibleSets& sets, const LogitParams& params,
-              const std::uint64_t* visible, int n_threads, Workspace& workspace, const OutView& out, Outcome* outcome);
+  // Layer::Attend with what goes with it: verification, counters, the end of the calibration window.
+  Status Step(const QueryView& q, const KvView& kv, const VisibleSets& sets, const LogitParams& params, int n_threads,
+              Workspace& workspace, const OutView& out, Outcome* outcome);
   // Starts the audit anew. tolerance as in AuditConfig.
   void StartAudit(double share, float tolerance);
   // Adds what happened since `before` to the plugin's counters.
   void CountBuilding(const LayerStats& before, const LayerStats& after);
   void LogReads();
   void LogAudit(const LayerStats& before, const LayerStats& after);
-  // Drops outdated plans, and says what is to be checked. `visible` is of the last query row.
-  Verify BeginStep(const std::uint64_t* visible, std::size_t words);
-  Verify ChooseVerify(const std::uint64_t* visible, std::size_t words);
+  // Drops outdated plans, and says what is to be checked. `sets` of n_q query rows over n_kv cells.
+  Verify BeginStep(const VisibleSets& sets, int n_q, std::int64_t n_kv);
+  // The cells that some query row sees.
+  std::span<const std::uint64_t> AnyVisible(const VisibleSets& sets, int n_q, std::int64_t n_kv);
+  // Whether the visible cells are others than those of the last step and the writes since explain.
+  bool Jumped(std::span<const std::uint64_t> visible);
   void SetCalibrated(bool calibrated);
 
   const LayerKey key_;
@@ -114,11 +120,15 @@ class CachedLayer {
   bool sparse_prompts_ = false;
   std::uint64_t calibrated_at_ = 0;  // visible rows when the last window was opened
   std::optional<float> tolerance_;
-  std::uint64_t dropped_blocks_ = 0;    // counted so far
-  std::vector<HeadReads> logged_;       // what the operator had read, per KV head, when it was last logged
-  std::vector<std::uint64_t> seen_;     // the bitmap of the last step
-  std::vector<std::uint64_t> written_;  // cells written since then
+  std::uint64_t dropped_blocks_ = 0;        // counted so far
+  std::vector<HeadReads> logged_;           // what the operator had read, per KV head, when it was last logged
+  std::vector<std::uint64_t> seen_;         // cells that some query row of the last step saw
+  std::vector<std::uint64_t> written_;      // cells written since then
+  std::vector<std::uint64_t> any_visible_;  // of the present step, where it has several query rows
   std::uint64_t n_written_ = 0;
+  const std::shared_ptr<CellWitness> witness_;
+  std::uint64_t reports_ = 0;     // of the witness, as of the last step
+  std::uint64_t alarms_ = 0;      // likewise
   bool unchecked_ = false;        // whether the last step went without checks
   std::vector<float> discarded_;  // outputs of Prefill
 };
@@ -168,6 +178,8 @@ class LayerTable {
   std::unordered_set<const void*> tracked_;
   std::unordered_set<const void*> refused_;  // owners whose layers the user's thresholds do not fit
 
+  // That of the other layers of the same stream, or a new one. Throws std::bad_alloc.
+  std::shared_ptr<CellWitness> WitnessOf(const void* owner, const LayerKey& key) const;
   std::vector<float> GivenTaus(const void* owner, const AttentionNode& node, const Options& options);
   void Remove(std::size_t index);
   // Removes a layer whose cache is gone.

@@ -175,6 +175,12 @@ TEST_F(CacheChange, OneChangedCellIsSeenWhenSeenCellsAreWrittenAnew) {
   EXPECT_NEAR(Attend(), 5.0f, 0.02f);
 }
 
+TEST_F(CacheChange, OneChangedCellIsSeenThoughTheVisibleCellsAreTheSame) {
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  Draw(kIgnored, 5.0f, 40.0f);
+  EXPECT_NEAR(Attend(), 5.0f, 0.02f);
+}
+
 TEST_F(CacheChange, ReplacedContentIsSeen) {
   // A state load writes behind the graph's back; the visible cells stay the same.
   EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
@@ -216,6 +222,93 @@ TEST_F(CacheChange, APositionShiftIsSeen) {
   ggml_backend_tensor_set(shift, by.data(), 0, ggml_nbytes(shift));
   ASSERT_EQ(ggml_backend_sched_graph_compute(session_->sched(), graph), GGML_STATUS_SUCCESS);
   EXPECT_NEAR(Attend(), 5.0f, 0.03f);
+}
+
+// A prompt of two sequences: the last row does not see the cell.
+TEST_F(CacheChange, OneChangedCellIsSeenThatOnlyTheFirstRowsOfAPromptSee) {
+  constexpr int kRows = 128;
+  Plugin::Get().Set("prompt_tolerance", "1");
+  in_.n_q = kRows;
+  in_.q.assign(static_cast<std::size_t>(kRows) * 2 * kDim, 0.0f);
+  for (std::size_t i = 0; i < in_.q.size(); i += kDim) in_.q[i] = 1.0f;
+  in_.mask.assign(static_cast<std::size_t>(kRows) * kNkv, 0xFC00);
+  for (int row = 0; row < kRows; ++row) {
+    const auto cells = in_.mask.begin() + static_cast<std::ptrdiff_t>(row) * kNkv;
+    std::fill(cells + (row < kRows / 2 ? 0 : 1400), cells + kFilled, 0);
+  }
+  EXPECT_NEAR(Attend(), 1.0f, 0.02f);  // measures a tile and builds blocks
+  const auto before = Plugin::Get().Stats();
+  EXPECT_NEAR(Attend(), 1.0f, 0.02f);
+  EXPECT_GT(Plugin::Get().Stats().prompt_sparse_tiles, before.prompt_sparse_tiles);
+  Draw(kIgnored, 5.0f, 40.0f);
+  EXPECT_NEAR(Attend(), 5.0f, 0.02f);
+  Plugin::Get().Set("prompt_tolerance", "0");
+}
+
+// A cache of two layers, that of the fixture and one above it. Only a change of the lowest layer's keys is looked for.
+class TwoLayers : public CacheChange {
+ protected:
+  void SetUp() override {
+    CacheChange::SetUp();
+    // As if llama.cpp had put both into one buffer, as it does with the layers of a cache.
+    upper_.k->buffer = upper_.v->buffer = cache_.buffer.get();
+    InUpper([this] {
+      Fill(0, kFilled, {1.0f, 2.0f}, +1);
+      Track();
+    });
+  }
+  // Does something with the upper layer.
+  template <typename F>
+  void InUpper(const F& f) {
+    std::swap(cache_, upper_);
+    f();
+    std::swap(cache_, upper_);
+  }
+
+  Cache upper_{kDim, 1, kCells, 1, GGML_TYPE_F16, GGML_TYPE_F16, "cache_k_l4", "cache_v_l4"};
+};
+
+TEST_F(TwoLayers, TheLowerOneTellsTheUpperOne) {
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  InUpper([this] { EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f); });
+  Draw(kIgnored, 5.0f, 40.0f);
+  InUpper([this] { Draw(kIgnored, 6.0f, 40.0f); });
+  EXPECT_NEAR(Attend(), 5.0f, 0.02f);
+  InUpper([this] { EXPECT_NEAR(Attend(), 6.0f, 0.02f); });
+}
+
+TEST_F(TwoLayers, ALowerOneThatComesLaterTellsTheUpperOne) {
+  InUpper([this] { EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f); });
+  InUpper([this] { Draw(kIgnored, 6.0f, 40.0f); });
+  Attend();
+  InUpper([this] { EXPECT_NEAR(Attend(), 6.0f, 0.02f); });
+  Draw(kIgnored, 5.0f, 40.0f);
+  InUpper([this] { Draw(kIgnored + 2, 7.0f, 50.0f); });
+  EXPECT_NEAR(Attend(), 5.0f, 0.02f);
+  InUpper([this] { EXPECT_NEAR(Attend(), 7.0f, 0.02f); });
+}
+
+TEST_F(TwoLayers, TheUpperOneLooksItselfWhereTheLowerOneDoesNotCome) {
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  InUpper([this] { EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f); });
+  InUpper([this] {
+    Draw(kIgnored, 6.0f, 40.0f);
+    Write({kFilled + 1}, {1.0f, 2.0f}, +1);
+    EXPECT_NEAR(Attend(), 6.0f, 0.02f);
+  });
+}
+
+// A step of which the upper layer saw nothing, since the evaluation ended early, let other cells be seen.
+TEST_F(TwoLayers, TheUpperOneHearsOfWhatItMissed) {
+  EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f);
+  InUpper([this] { EXPECT_NEAR(AttendSparsely(), 1.0f, 0.02f); });
+  Draw(kIgnored, 5.0f, 40.0f);
+  InUpper([this] { Draw(kIgnored, 6.0f, 40.0f); });
+  in_.mask[kIgnored] = 0xFC00;
+  Attend();
+  in_.mask[kIgnored] = 0;
+  EXPECT_NEAR(Attend(), 5.0f, 0.02f);
+  InUpper([this] { EXPECT_NEAR(Attend(), 6.0f, 0.02f); });
 }
 
 TEST_F(CacheChange, ACacheAtTheSameAddressWithAnotherShapeIsAnotherLayer) {
