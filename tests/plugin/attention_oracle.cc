@@ -115,52 +115,29 @@ AttentionOracle::Block& AttentionOracle::FreshBlock(const scsa_attention_call& c
   const auto v_bytes = static_cast<std::size_t>(config.block_size * call.v_row_stride);
   const auto* k = static_cast<const std::byte*>(call.k) + static_cast<std::size_t>(b) * k_bytes;
   const auto* v = static_cast<const std::byte*>(call.v) + static_cast<std::size_t>(b) * v_bytes;
-  Version& now = block.now;
-  ++block.calls;
-  if (block.calls > config.block_size) block.older.clear();
-  if (now.layer != nullptr && std::memcmp(now.k.data(), k, k_bytes) == 0 &&
-      std::memcmp(now.v.data(), v, v_bytes) == 0) {
+  if (block.layer != nullptr && std::memcmp(block.k.data(), k, k_bytes) == 0 &&
+      std::memcmp(block.v.data(), v, v_bytes) == 0) {
     return block;
   }
-  if (block.hidden_writes == hidden_writes_) {
-    block.older.clear();
-  } else if (now.layer != nullptr) {
-    block.older.push_back(std::move(now));
-    block.calls = 0;
-  }
-  block.hidden_writes = hidden_writes_;
-  now.k.assign(k, k + k_bytes);
-  now.v.assign(v, v + v_bytes);
-  Status status = Layer::Create({call.q_heads, call.kv_heads, call.head_dim}, config, &now.layer);
-  for (int h = 0; status.ok() && h < call.kv_heads; ++h) status = now.layer->SetTau(h, 1.0f);
-  if (status.ok()) status = now.layer->Seal(ViewOf(call, now.k, now.v, config), config.block_size, 1);
+  block.k.assign(k, k + k_bytes);
+  block.v.assign(v, v + v_bytes);
+  Status status = Layer::Create({call.q_heads, call.kv_heads, call.head_dim}, config, &block.layer);
+  for (int h = 0; status.ok() && h < call.kv_heads; ++h) status = block.layer->SetTau(h, 1.0f);
+  if (status.ok()) status = block.layer->Seal(ViewOf(call, block.k, block.v, config), config.block_size, 1);
   if (!status.ok()) throw std::runtime_error("the oracle cannot plan a block: " + status.message());
   return block;
-}
-
-bool AttentionOracle::ChangedInPart(const scsa_attention_call& call, const Version& a, const Version& b) {
-  const auto k_row = static_cast<std::size_t>(call.k_row_stride);
-  const auto v_row = static_cast<std::size_t>(call.v_row_stride);
-  for (std::size_t r = 0; r * k_row < a.k.size(); ++r) {
-    if (std::memcmp(a.k.data() + r * k_row, b.k.data() + r * k_row, k_row) == 0 &&
-        std::memcmp(a.v.data() + r * v_row, b.v.data() + r * v_row, v_row) == 0) {
-      return true;
-    }
-  }
-  return false;
 }
 
 // What the closed clusters of a block contribute. An attention sink of known mass takes part in the same softmax, so
 // two calls with different sinks tell mass and numerator: with o_i = num / (mass + sink_i), o_1 / o_2 = (mass + sink_2)
 // / (mass + sink_1). False where that is not possible: a cluster opens although the threshold is 1, or the values are
 // zero.
-bool AttentionOracle::Summarise(const scsa_attention_call& call, const float* q, int b, Version& version,
-                                Partial* tail) {
+bool AttentionOracle::Summarise(const scsa_attention_call& call, const float* q, int b, Block& block, Partial* tail) {
   const Config config = ConfigOf(b);
   const int d = call.head_dim;
   const auto heads = static_cast<std::size_t>(call.q_heads);
   const auto values = heads * static_cast<std::size_t>(d);
-  const KvView kv = ViewOf(call, version.k, version.v, config);
+  const KvView kv = ViewOf(call, block.k, block.v, config);
   std::vector<std::uint64_t> visible(static_cast<std::size_t>(config.block_size) / 64, ~std::uint64_t{0});
   visible[0] <<= config.sink;
   const Partial& rows = exact_[static_cast<std::size_t>(b)];
@@ -171,11 +148,11 @@ bool AttentionOracle::Summarise(const scsa_attention_call& call, const float* q,
       sinks[h] = static_cast<float>(gauge_[h] + std::log(rows.mass[h] * kSinkMass[i]));
     }
     outs[i].resize(values);
-    const LayerStats before = version.layer->stats();
-    const Status status = version.layer->Attend({q, call.q_row_stride, call.q_head_stride, 1}, kv, {visible.data(), 0},
-                                                {call.scale, 0.0f, sinks.data()}, Verify::kNone, 1, workspace_,
-                                                {outs[i].data(), static_cast<std::int64_t>(values), d});
-    const LayerStats after = version.layer->stats();
+    const LayerStats before = block.layer->stats();
+    const Status status = block.layer->Attend({q, call.q_row_stride, call.q_head_stride, 1}, kv, {visible.data(), 0},
+                                              {call.scale, 0.0f, sinks.data()}, Verify::kNone, 1, workspace_,
+                                              {outs[i].data(), static_cast<std::int64_t>(values), d});
+    const LayerStats after = block.layer->stats();
     if (!status.ok() || after.sparse_steps == before.sparse_steps) {
       throw std::runtime_error("the oracle's plan of a block does not answer: " + status.message());
     }
@@ -226,10 +203,9 @@ double AttentionOracle::Error(const scsa_attention_call& call, const float* out,
 }
 
 // The least error over all choices of whole blocks that have a plan (that is the plugin's business) and together as
-// many rows as its counters say, each with any of its tails. Infinite where there is no such choice.
+// many rows as its counters say. Infinite where there is no such choice.
 double AttentionOracle::BestMatch(const scsa_attention_call& call, const float* out, const std::vector<int>& whole,
-                                  const std::vector<std::vector<Partial>>& tails, std::int64_t summarised,
-                                  int* n_closed) const {
+                                  const std::vector<Partial>& tails, std::int64_t summarised, int* n_closed) const {
   std::vector<const Partial*> parts;
   for (const Partial& part : exact_) parts.push_back(&part);
   double best = INFINITY;
@@ -246,10 +222,8 @@ double AttentionOracle::BestMatch(const scsa_attention_call& call, const float* 
     const Partial*& part = parts[static_cast<std::size_t>(b)];
     const Partial* const exact = part;
     self(self, i + 1, rows, closed);
-    for (const Partial& tail : tails[i]) {
-      part = &tail;
-      self(self, i + 1, rows + (b + 1) * ConfigOf(b).block_size - FirstRow(b), closed + 1);
-    }
+    part = &tails[i];
+    self(self, i + 1, rows + (b + 1) * ConfigOf(b).block_size - FirstRow(b), closed + 1);
     part = exact;
   };
   choose(choose, 0, 0, 0);
@@ -269,36 +243,22 @@ std::string AttentionOracle::Check(const scsa_attention_call& call, std::uint64_
 
   const bool sparse = call.path == 1;
   std::vector<int> whole;
-  std::vector<std::vector<Partial>> tails, outdated;  // of each whole block
-  std::int64_t summarised = 0;                        // rows that were answered from summaries
-  bool any_outdated = false;
+  std::vector<Partial> tails;   // of each whole block
+  std::int64_t summarised = 0;  // rows that were answered from summaries
   if (sparse) {
     summarised = n_visible - static_cast<std::int64_t>(rows_read) / call.kv_heads;
     const int n_blocks = static_cast<int>(exact_.size()) - 1;
     for (int b = 0; b < n_blocks; ++b) {
       if (!Whole(visible, b)) continue;
       whole.push_back(b);
-      Block& block = FreshBlock(call, b);
-      Partial tail;
-      if (!Summarise(call, q, b, block.now, &tail)) {
+      if (!Summarise(call, q, b, FreshBlock(call, b), &tails.emplace_back())) {
         ++counts_.ambiguous;
         return {};
-      }
-      tails.push_back({tail});
-      outdated.push_back({tail});
-      for (Version& old : block.older) {
-        if (!ChangedInPart(call, old, block.now) || !Summarise(call, q, b, old, &tail)) continue;
-        outdated.back().push_back(tail);
-        any_outdated = true;
       }
     }
   }
   int best_blocks = 0;
-  double best = BestMatch(call, out, whole, tails, summarised, &best_blocks);
-  if (!(best <= kTolerance) && any_outdated) {
-    best = BestMatch(call, out, whole, outdated, summarised, &best_blocks);
-    counts_.outdated += best <= kTolerance;
-  }
+  const double best = BestMatch(call, out, whole, tails, summarised, &best_blocks);
   if (best == INFINITY) {
     ++counts_.ambiguous;
     return {};

@@ -30,17 +30,11 @@ class AttentionOracle {
     std::uint64_t sparse = 0;     // of one query row
     std::uint64_t blocks = 0;     // usable blocks in the sparse ones
     std::uint64_t ambiguous = 0;  // sparse ones that cannot be judged: a cluster opened all the same, values are zero
-    std::uint64_t outdated = 0;   // sparse ones from summaries that may be outdated for a while (NoteHiddenWrites)
     double worst_error = 0;
   };
 
   // Empty where the call is right. rows_read: what the plugin's counters say of this call, over all KV heads.
   std::string Check(const scsa_attention_call& call, std::uint64_t rows_read);
-  // Cells may have been written behind the graph: a state was loaded, a stream copied. The plugin does not promise to
-  // see at once that some rows of a block changed while the set of visible cells stayed as it was (docs/plugin.md): for
-  // as many calls as the sampled check needs to visit each row, summaries from before are taken as well. A block that
-  // was rewritten as a whole must be noticed at once.
-  void NoteHiddenWrites() { ++hidden_writes_; }
   const Counts& counts() const { return counts_; }
 
  private:
@@ -48,27 +42,19 @@ class AttentionOracle {
   struct Partial {
     std::vector<double> num, mass;
   };
-  struct Version {
+  struct Block {
     std::vector<std::byte> k, v;  // the bytes that `layer` was made from
     std::unique_ptr<Layer> layer;
   };
-  struct Block {
-    Version now;
-    int hidden_writes = 0;       // as hidden_writes_ when `now` was made
-    std::vector<Version> older;  // that a hidden write has changed in part
-    int calls = 0;               // since the last of them
-  };
 
   void ReadRows(const scsa_attention_call& call, const float* q, const std::uint64_t* visible);
-  bool Summarise(const scsa_attention_call& call, const float* q, int block, Version& version, Partial* tail);
+  bool Summarise(const scsa_attention_call& call, const float* q, int b, Block& block, Partial* tail);
   double BestMatch(const scsa_attention_call& call, const float* out, const std::vector<int>& whole,
-                   const std::vector<std::vector<Partial>>& tails, std::int64_t summarised, int* n_closed) const;
+                   const std::vector<Partial>& tails, std::int64_t summarised, int* n_closed) const;
   Block& FreshBlock(const scsa_attention_call& call, int block);
-  static bool ChangedInPart(const scsa_attention_call& call, const Version& a, const Version& b);
   double Error(const scsa_attention_call& call, const float* out, const std::vector<const Partial*>& parts) const;
 
   Counts counts_;
-  int hidden_writes_ = 0;
   std::map<std::pair<const void*, int>, Block> blocks_;  // by the keys' address and the block
   Workspace workspace_;
   // Of the present call.

@@ -275,7 +275,6 @@ void CacheLockstep::Copy(int from, int to, int n) {
     target.tokens = source.tokens;
     target.pure = source.pure;
     pending_ = true;
-    oracle_.NoteHiddenWrites();
     return;
   }
   target.pure = source.pure && was_empty;
@@ -313,7 +312,6 @@ void CacheLockstep::Save(int seq, int slot) {
 
 std::string CacheLockstep::Load(int seq, int slot) {
   if (subjects_[kWithout].slots[static_cast<std::size_t>(slot)].empty()) return {};
-  oracle_.NoteHiddenWrites();
   std::size_t read[kSubjects];
   for (int i = 0; i < Count(); ++i) {
     const Subject& subject = subjects_[i];
@@ -342,7 +340,6 @@ void CacheLockstep::SaveAll() {
 
 std::string CacheLockstep::LoadAll() {
   if (subjects_[kWithout].whole.empty()) return {};
-  oracle_.NoteHiddenWrites();
   for (Subject& subject : Subjects()) {
     if (llama_state_set_data(subject.context.get(), subject.whole.data(), subject.whole.size()) == 0) {
       return std::string("the state was not read in the context ") + subject.name;
