@@ -78,7 +78,10 @@ class JointOperator {
   void JudgeThresholds(const JointQuery& query, int kv_head, const ReplayStates& states, const float* exact,
                        std::int64_t exact_head_stride, std::int64_t n_errors, float* errors) const;
 
-  // The same by a walk.
+  // Replay without and with a tree. Errors of thresholds out of play are left alone.
+  Status ReplaySegments(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds,
+                        std::span<const int> in_play, const float* exact, std::int64_t exact_head_stride, int n_threads,
+                        Workspace& workspace, std::span<float> errors);
   Status ReplayWalk(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds,
                     std::span<const int> in_play, const float* exact, std::int64_t exact_head_stride, int n_threads,
                     Workspace& workspace, std::span<float> errors);

@@ -98,21 +98,29 @@ void JointOperator::JudgeThresholds(const JointQuery& query, int kv_head, const 
       errors[q_head * n_errors + t] = RelativeError(output.data(), exact + q_head * exact_head_stride, head_dim);
     }
   }
-  for (int i = 0; i < group; ++i) {
-    float* of_head = errors + (kv_head * group + i) * n_errors;
-    std::fill(of_head + n_thresholds, of_head + n_errors, of_head[n_thresholds - 1]);
-  }
 }
 
 Status JointOperator::Replay(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds,
                              std::span<const int> in_play, const float* exact, std::int64_t exact_head_stride,
                              int n_threads, Workspace& workspace, std::span<float> errors) {
+  const auto replay = query.tree != nullptr ? &JointOperator::ReplayWalk : &JointOperator::ReplaySegments;
+  Status status =
+      (this->*replay)(plan, query, thresholds, in_play, exact, exact_head_stride, n_threads, workspace, errors);
+  if (!status.ok()) return status;
+  for (int h = 0; h < shape_.q_heads; ++h) {
+    const std::span<float> of_head = errors.subspan(static_cast<std::size_t>(h) * thresholds.size(), thresholds.size());
+    const auto n = static_cast<std::size_t>(in_play[static_cast<std::size_t>(h / shape_.group())]);
+    std::ranges::fill(of_head.subspan(n), of_head[n - 1]);
+  }
+  return status;
+}
+
+Status JointOperator::ReplaySegments(const BlockPlan& plan, const JointQuery& query, std::span<const float> thresholds,
+                                     std::span<const int> in_play, const float* exact, std::int64_t exact_head_stride,
+                                     int n_threads, Workspace& workspace, std::span<float> errors) {
   const int group = shape_.group();
   const int head_dim = shape_.head_dim;
   const int kv_heads = shape_.kv_heads;
-  if (query.tree != nullptr) {
-    return ReplayWalk(plan, query, thresholds, in_play, exact, exact_head_stride, n_threads, workspace, errors);
-  }
   if (Status status = scoring_.Prepare(plan, query, workspace); !status.ok()) return status;
   ReplayStates states;
   states.n_segments = *std::ranges::max_element(in_play) + 1;

@@ -73,11 +73,6 @@ Status JointOperator::ReplayWalk(const BlockPlan& plan, const JointQuery& query,
             RelativeError(output.data(), exact + q_head * exact_head_stride, head_dim);
       }
     }
-    for (int i = 0; i < group; ++i) {
-      const std::span<float> of_head =
-          errors.subspan(static_cast<std::size_t>(kv_head * group + i) * thresholds.size(), thresholds.size());
-      std::ranges::fill(of_head.subspan(n_thresholds), of_head[n_thresholds - 1]);
-    }
   };
   std::atomic<bool> out_of_memory{false};
   ParallelFor(n_threads, kv_heads, [&](std::int64_t kv_head, int) {

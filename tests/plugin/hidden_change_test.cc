@@ -101,6 +101,13 @@ class HiddenChange : public testing::Test {
     EXPECT_LE(RelativeDifference(logits, fresh), kPlain);
     EXPECT_EQ(after.dropped_blocks - before.dropped_blocks, kLayers);
   }
+  // A state of these tokens, loaded over the text.
+  void ExpectSeen(const std::vector<std::uint8_t>& state, const Tokens& tokens) const {
+    const LlamaContextPtr context = MakeContext();
+    PutIntoUse(context.get(), text_);
+    Load(context.get(), state);
+    ExpectAnswerOf(context.get(), tokens);
+  }
 
   static ModelPtr model_;
   static std::string taus_;
@@ -111,22 +118,14 @@ std::string HiddenChange::taus_;
 
 TEST_F(HiddenChange, AStateThatDiffersInTheLastCellsOfABlock) {
   const Tokens other = Joined(Part(text_, 0, kBlock - 3), Text(2, kTokens - kBlock + 3));
-  const auto state = StateOf(other);
-  const LlamaContextPtr context = MakeContext();
-  PutIntoUse(context.get(), text_);
-  Load(context.get(), state);
-  ExpectAnswerOf(context.get(), other);
+  ExpectSeen(StateOf(other), other);
 }
 
 // In layer 0 one cell changes, in layer 1 all that follow.
 TEST_F(HiddenChange, AStateThatDiffersInOneEarlyToken) {
   Tokens other = text_;
   other[20] = (other[20] + 1) % kVocab;
-  const auto state = StateOf(other);
-  const LlamaContextPtr context = MakeContext();
-  PutIntoUse(context.get(), text_);
-  Load(context.get(), state);
-  ExpectAnswerOf(context.get(), other);
+  ExpectSeen(StateOf(other), other);
 }
 
 TEST_F(HiddenChange, AStateThatHasTwoCellsSwapped) {
@@ -138,12 +137,7 @@ TEST_F(HiddenChange, AStateThatHasTwoCellsSwapped) {
   ASSERT_TRUE(llama_memory_seq_rm(llama_get_memory(writer.get()), 1, -1, -1));
   Decode(writer.get(), {text_[kSwapped + 1]}, kSwapped + 1);
   Decode(writer.get(), Part(text_, kSwapped + 2, kTokens), kSwapped + 2);
-  const auto state = Save(writer.get());
-
-  const LlamaContextPtr context = MakeContext();
-  PutIntoUse(context.get(), text_);
-  Load(context.get(), state);
-  ExpectAnswerOf(context.get(), text_);
+  ExpectSeen(Save(writer.get()), text_);
 }
 
 TEST_F(HiddenChange, AStreamCopiedOverOneThatDiffersInTheLastCellsOfABlock) {
