@@ -4,9 +4,11 @@
 // what its thresholds and its memory are.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -117,12 +119,29 @@ TEST(HierarchicalLayer, TheTreeFollowsRowsThatChange) {
 
 TEST(HierarchicalLayer, CalibratesItsOwnThresholds) {
   Decoder decoder({6, 2, 32}, 2100, SmallBlocks(Selection::kHierarchical));
+  // Keys next to nothing, whose blocks a walk leaves closed as a whole, where flat selection orders their clusters.
+  std::mt19937 random(7);
+  std::normal_distribution<float> small(0.0f, 0.02f);
+  for (std::int64_t r = 0; r < 256; ++r) {
+    for (int h = 0; h < 2; ++h) {
+      std::vector<float> key(32);
+      std::ranges::generate(key, [&] { return small(random); });
+      decoder.cache.SetKey(r, h, key.data());
+    }
+  }
   decoder.Calibrate(2000, 32);
+  const std::vector<float> taus(decoder.layer->taus().begin(), decoder.layer->taus().end());
   EXPECT_EQ(decoder.layer->stats().calibration_steps, 32u);
   double error = 0;
   for (std::int64_t n = 2040; n < 2060; ++n) error += decoder.ErrorAgainstExact(decoder.Attend(n), n) / 20;
   EXPECT_LT(error, 3 * 0.05);
   EXPECT_EQ(decoder.layer->stats().sparse_steps, 20u);
+  // The replay is not that of flat selection, by more than rounding, which is 1e-6.
+  decoder.Make(SmallBlocks(Selection::kFlat));
+  decoder.Calibrate(2000, 32);
+  for (std::size_t h = 0; h < taus.size(); ++h) {
+    EXPECT_GT(std::abs(decoder.layer->taus()[h] - taus[h]), 1e-5 * taus[h]) << h;
+  }
 }
 
 // Long enough for automatic selection to be hierarchical. Rows are small.
