@@ -10,8 +10,12 @@
 namespace scsa {
 
 // Format of the per-cluster copies of member rows.
-// kNone: no copies, opened clusters are read from the cache itself (preset `fast` alone).
-enum class PackedFormat : std::uint8_t { kQ8_0, kF16, kNone };
+enum class PackedFormat : std::uint8_t {
+  kQ8_0,
+  kF16,
+  kNone,  // no copies, opened clusters are read from the cache itself (preset `fast` alone)
+  kInt8,  // 8 bits relative to the block, laid out for integer dot products (preset `fast` alone)
+};
 
 // Which errors of the calibration window a threshold must keep within the tolerance.
 enum class CalibrationStatistic : std::uint8_t { kMedian, kMean };
@@ -44,7 +48,7 @@ struct Config {
   int recent = 32;            // last rows, always read exactly, >= 0
   int seal_delay = 0;         // fast: rows that a block waits beyond `recent` before it is built, >= 0
   float tau_default = 0.05f;  // threshold before calibration, and of a head that recorded nothing; in [0, 1]
-  PackedFormat packed_format = PackedFormat::kQ8_0;  // kNone for fast alone
+  PackedFormat packed_format = PackedFormat::kQ8_0;  // kNone and kInt8 for fast alone
   int rank = 2;                                      // seed: eigenpairs kept per cluster, 0 ... 8
   int power_iterations = 4;                          // per eigenpair (seed) or split (fast), >= 1
   int kmeans_rounds = 2;                             // fast: rounds of k-means after the split of a block, >= 0

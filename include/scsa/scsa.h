@@ -146,7 +146,12 @@ enum scsa_preset {
   SCSA_PRESET_SEED = 0, /* regions that grow and freeze, selection per query head */
   SCSA_PRESET_FAST = 1  /* small blocks that are built once, one opened set for all query heads of a KV head */
 };
-enum scsa_packed_format { SCSA_PACKED_Q8_0 = 0, SCSA_PACKED_F16 = 1, SCSA_PACKED_NONE = 2 };
+enum scsa_packed_format {
+  SCSA_PACKED_Q8_0 = 0,
+  SCSA_PACKED_F16 = 1,
+  SCSA_PACKED_NONE = 2, /* no copies, rows are read from the cache: preset fast */
+  SCSA_PACKED_INT8 = 3  /* 8 bits relative to the block: preset fast */
+};
 enum scsa_statistic { SCSA_STATISTIC_MEDIAN = 0, SCSA_STATISTIC_MEAN = 1 };
 /* How the clusters to open are found: every one is scored, or by a walk down a tree whose cost follows what is opened.
  * Automatic is one of the two, by the length of the context when a calibration window begins; flat before. */
@@ -163,7 +168,7 @@ struct scsa_config {
   int32_t recent;           /* rows, >= 0 */
   int32_t seal_delay;       /* rows, >= 0 */
   float tau_default;        /* 0 ... 1 */
-  int32_t packed_format;    /* enum scsa_packed_format; SCSA_PACKED_NONE for fast alone */
+  int32_t packed_format;    /* enum scsa_packed_format */
   int32_t rank;             /* 0 ... 8 */
   int32_t power_iterations; /* >= 1 */
   int32_t kmeans_rounds;    /* >= 0 */

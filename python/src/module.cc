@@ -48,8 +48,8 @@ struct Names {
   std::string Name(E value) const { return names[static_cast<int>(value)]; }
 };
 constexpr Names<Verify, 3> kVerify = {{"none", "sample", "full"}, "verify must be \"none\", \"sample\" or \"full\""};
-constexpr Names<PackedFormat, 3> kPacked = {{"q8_0", "f16", "none"},
-                                            "packed_format must be \"q8_0\", \"f16\" or \"none\""};
+constexpr Names<PackedFormat, 4> kPacked = {{"q8_0", "f16", "none", "int8"},
+                                            "packed_format must be \"q8_0\", \"f16\", \"none\" or \"int8\""};
 constexpr Names<CalibrationStatistic, 2> kStatistic = {{"median", "mean"}, "statistic must be \"median\" or \"mean\""};
 constexpr Names<Selection, 3> kSelection = {{"flat", "hierarchical", "automatic"},
                                             "selection must be \"flat\", \"hierarchical\" or \"automatic\""};

@@ -141,6 +141,10 @@ def test_presets():
     assert fast.selection == "automatic"
     with pytest.raises(ValueError, match="selection must be"):
         fast.selection = "deep"
+    fast.packed_format = "int8"
+    assert fast.packed_format == "int8"
+    with pytest.raises(ValueError, match="packed_format must be"):
+        fast.packed_format = "q4_0"
     fast.sink = 400
     with pytest.raises(ValueError, match="sink"):
         scsa.Layer(6, 2, 64, fast)

@@ -36,6 +36,7 @@ static_assert(static_cast<int>(Preset::kFast) == SCSA_PRESET_FAST);
 static_assert(static_cast<int>(PackedFormat::kQ8_0) == SCSA_PACKED_Q8_0);
 static_assert(static_cast<int>(PackedFormat::kF16) == SCSA_PACKED_F16);
 static_assert(static_cast<int>(PackedFormat::kNone) == SCSA_PACKED_NONE);
+static_assert(static_cast<int>(PackedFormat::kInt8) == SCSA_PACKED_INT8);
 static_assert(static_cast<int>(CalibrationStatistic::kMedian) == SCSA_STATISTIC_MEDIAN);
 static_assert(static_cast<int>(CalibrationStatistic::kMean) == SCSA_STATISTIC_MEAN);
 static_assert(static_cast<int>(Selection::kFlat) == SCSA_SELECTION_FLAT);
@@ -81,7 +82,7 @@ Status ReadConfig(const scsa_config* from, Config* to) {
   Config config;
   Status status = AllOf(
       ReadPreset(c.preset, &config.preset),
-      ReadEnum(c.packed_format, PackedFormat::kNone, "packed_format", "scsa_packed_format", &config.packed_format),
+      ReadEnum(c.packed_format, PackedFormat::kInt8, "packed_format", "scsa_packed_format", &config.packed_format),
       ReadEnum(c.statistic, CalibrationStatistic::kMean, "statistic", "scsa_statistic", &config.statistic),
       ReadSelection(c.selection, &config.selection));
   if (!status.ok()) return status;

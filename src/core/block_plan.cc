@@ -49,6 +49,7 @@ BlockPlan::BlockPlan(const Shape& shape, const Config& config, PlanMemory* memor
       config_(config),
       memory_(memory),
       layout_(shape.head_dim, KMeansSlots(config.block_size, config.cluster_size)),
+      int8_layout_(shape.head_dim, config.block_size),
       parts_(LayOut()) {}
 
 BlockPlan::~BlockPlan() { DropAll(); }
@@ -62,16 +63,21 @@ BlockPlan::Parts BlockPlan::LayOut() const {
     return begin;
   };
   const auto rows = static_cast<std::size_t>(config_.block_size);
-  const bool packs = config_.packed_format != PackedFormat::kNone;
-  const std::size_t packed = packs ? rows * RowBytes(PackedType(config_.packed_format), shape_.head_dim) : 0;
   Parts parts{};
   parts.keys = take(layout_.key_bytes());
   parts.values = take(layout_.value_bytes());
   parts.fingerprints = take(rows * sizeof(std::uint32_t));
   parts.members = take(rows * sizeof(std::uint16_t));
   parts.offsets = take(static_cast<std::size_t>(slots() + 1) * sizeof(std::uint16_t));
-  parts.packed_k = take(packed);
-  parts.packed_v = take(packed);
+  std::size_t packed_k = 0;
+  std::size_t packed_v = 0;
+  if (config_.packed_format == PackedFormat::kInt8) {
+    packed_k = int8_layout_.bytes();
+  } else if (config_.packed_format != PackedFormat::kNone) {
+    packed_k = packed_v = rows * RowBytes(PackedType(config_.packed_format), shape_.head_dim);
+  }
+  parts.packed_k = take(packed_k);
+  parts.packed_v = take(packed_v);
   parts.end = at;
   return parts;
 }
@@ -86,6 +92,19 @@ std::size_t BlockPlan::Built() const {
 }
 
 std::size_t BlockPlan::Bytes() const { return Built() * BlockBytes(); }
+
+std::uint64_t BlockPlan::OpenedRowBytes(const KvView& kv) const {
+  switch (config_.packed_format) {
+    case PackedFormat::kNone:
+      break;
+    case PackedFormat::kInt8:
+      return 2 * int8_layout_.dims();
+    case PackedFormat::kQ8_0:
+    case PackedFormat::kF16:
+      return 2 * RowBytes(PackedType(config_.packed_format), shape_.head_dim);
+  }
+  return RowBytes(kv.k_type, shape_.head_dim) + RowBytes(kv.v_type, shape_.head_dim);
+}
 
 bool BlockPlan::CountTree(bool counted) {
   // A node of three vectors for the block, and half of one more: levels above are a seventh, and more where blocks lie
@@ -106,7 +125,7 @@ bool BlockPlan::CountTree(bool counted) {
 
 void BlockPlan::AppendRows(int kv_head, std::span<const std::int32_t> clusters, std::vector<std::int32_t>& rows) const {
   const std::size_t before = rows.size();
-  rows.resize(before + clusters.size() * static_cast<std::size_t>(2 * config_.cluster_size));  // at most
+  rows.resize(before + clusters.size() * static_cast<std::size_t>(max_cluster_rows()));  // at most
   std::int32_t* to = rows.data() + before;
   for (const std::int32_t cluster : clusters) {
     const int block = cluster / slots();
@@ -207,7 +226,7 @@ Status BlockPlan::BuildHead(const KvView& kv, int block, int kv_head, std::byte*
   }
 
   const KMeansParams params{.cluster_size = config_.cluster_size,
-                            .max_cluster_size = 2 * config_.cluster_size,
+                            .max_cluster_size = max_cluster_rows(),
                             .rounds = config_.kmeans_rounds,
                             .power_iterations = config_.power_iterations};
   PrincipalKMeans(s.keys.data(), n, head_dim, params, s.kmeans, members, offsets);
@@ -244,7 +263,10 @@ Status BlockPlan::BuildHead(const KvView& kv, int block, int kv_head, std::byte*
   StoreCentroids(layout_, s.centroids.data(), s.counts, keys);
   StoreValueMeans(layout_, s.value_means.data(), s.counts, layout_.Values(head + parts_.values));
 
-  if (config_.packed_format != PackedFormat::kNone) {
+  if (config_.packed_format == PackedFormat::kInt8) {
+    StoreInt8Rows(int8_layout_, s.keys.data(), s.values.data(), {members, static_cast<std::size_t>(n)},
+                  head + parts_.packed_k);
+  } else if (config_.packed_format != PackedFormat::kNone) {
     const DType type = PackedType(config_.packed_format);
     const std::size_t packed_row = RowBytes(type, head_dim);
     for (int i = 0; i < n; ++i) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/block_summaries.h"
+#include "core/int8_rows.h"
 #include "core/kmeans.h"
 #include "core/plan_memory.h"
 #include "scsa/config.h"
@@ -57,9 +58,17 @@ class BlockPlan {
   const std::uint16_t* offsets(int kv_head, int block) const {
     return reinterpret_cast<const std::uint16_t*>(data(block) + Head(kv_head) + parts_.offsets);
   }
-  // [block_rows] rows in the order of `members`; not for PackedFormat::kNone.
+  PackedFormat packed_format() const { return config_.packed_format; }
+  // Copies of the rows in the order of `members`: [block_rows] rows of keys and of values (kQ8_0, kF16) ...
   const std::byte* packed_k(int kv_head, int block) const { return data(block) + Head(kv_head) + parts_.packed_k; }
   const std::byte* packed_v(int kv_head, int block) const { return data(block) + Head(kv_head) + parts_.packed_v; }
+  // ... or one record (kInt8).
+  const Int8RowLayout& int8_layout() const { return int8_layout_; }
+  const std::byte* int8_record(int kv_head, int block) const { return packed_k(kv_head, block); }
+  // Most members of a cluster.
+  int max_cluster_rows() const { return 2 * config_.cluster_size; }
+  // What one opened row reads, in bytes.
+  std::uint64_t OpenedRowBytes(const KvView& kv) const;
 
   // Appends the rows of clusters, counted through all blocks. Throws std::bad_alloc.
   void AppendRows(int kv_head, std::span<const std::int32_t> clusters, std::vector<std::int32_t>& rows) const;
@@ -142,6 +151,7 @@ class BlockPlan {
   Config config_;
   PlanMemory* memory_;
   SummaryLayout layout_;
+  Int8RowLayout int8_layout_;
   Parts parts_;
   std::size_t tree_bytes_ = 0;
   DType k_type_ = DType::kF16;  // row formats of the cache that the blocks were built from

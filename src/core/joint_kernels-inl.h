@@ -18,6 +18,7 @@
 #include <span>
 
 #include "core/fetch-inl.h"
+#include "core/integers-inl.h"
 #include "core/joint_kernels.h"
 #include "core/rows-inl.h"
 #include "hwy/highway.h"
@@ -44,9 +45,6 @@ struct FramedQueries {
   float offset[kQueries];  // q . mean
   float spread[kQueries];  // sum_d shape_d q_d^2
 };
-
-// 15 bits: sums of kMaxHeadDim products with 8-bit values stay below 2^31.
-inline constexpr float kQuerySteps = 16383.0f;
 
 // largest[i]: the largest magnitude of q_i.
 template <std::size_t kQueries>
@@ -82,28 +80,6 @@ HWY_INLINE void FrameQueries(const float* HWY_RESTRICT q, const float* largest, 
     out->offset[i] = hn::GetLane(hn::SumOfLanes(d, offset[i]));
     out->spread[i] = hn::GetLane(hn::SumOfLanes(d, spread[i]));
   }
-}
-
-inline float LargestMagnitude(const float* q, std::size_t n) {
-  const EightTag d;
-  auto largest = hn::Zero(d);
-  for (std::size_t i = 0; i < n; i += hn::Lanes(d)) largest = hn::Max(largest, hn::Abs(hn::LoadU(d, q + i)));
-  return hn::GetLane(hn::MaxOfLanes(d, largest));
-}
-
-// Sums of products of neighbouring pairs of 16-bit integers, added to `sum`.
-template <class D32, class V16>
-HWY_INLINE hn::VFromD<D32> AddPairs(D32 d32, V16 a, V16 b, hn::VFromD<D32> sum) {
-#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  // On x86 this adds neighbouring products and leaves the second sum alone.
-  auto unused = hn::Zero(d32);
-  return hn::ReorderWidenMulAccumulate(d32, a, b, sum, unused);
-#else
-  const auto wa = hn::BitCast(d32, a);
-  const auto wb = hn::BitCast(d32, b);
-  const auto low = hn::Mul(hn::ShiftRight<16>(hn::ShiftLeft<16>(wa)), hn::ShiftRight<16>(hn::ShiftLeft<16>(wb)));
-  return hn::Add(sum, hn::Add(low, hn::Mul(hn::ShiftRight<16>(wa), hn::ShiftRight<16>(wb))));
-#endif
 }
 
 // dots[i * stride + c] = the integer dot product of query i with cluster c of kGroups groups of 8. pairs: of

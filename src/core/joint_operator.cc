@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "core/parallel.h"
-#include "core/plan.h"
 #include "core/softmax_state.h"
 
 namespace scsa {
@@ -86,13 +85,13 @@ void JointOperator::Read(const JointQuery& query, int kv_head, int part, int n_p
   constexpr std::size_t kMultiple = 8;  // of the kernels' row blocks
   const std::size_t per_part = ((rows.size() + n_parts - 1) / n_parts + kMultiple - 1) / kMultiple * kMultiple;
   const std::size_t first = std::min(rows.size(), part * per_part);
-  const RunArgs run = scoring_.OpenedRun(kv_head, rows, first, std::min(per_part, rows.size() - first));
+  const std::size_t n = std::min(per_part, rows.size() - first);
   if (query.tree != nullptr) {
     heads_[kv_head].walk->FoldTail(part, n_parts, state);
   } else if (part < scoring_.n_chunks()) {
-    scoring_.FoldTail(kv_head, part, scoring_.tails(kv_head * shape_.group()), run, state);
+    scoring_.FoldTail(kv_head, part, scoring_.tails(kv_head * shape_.group()), rows.FirstReads(first, n), state);
   }
-  AttendRun(run, state);
+  scoring_.AttendOpened(kv_head, rows, first, n, state);
 }
 
 // opened[b] += rows of block b that the last call opened, summed over the KV heads.
@@ -195,12 +194,10 @@ void JointOperator::Count(const BlockPlan& plan, const JointQuery& query, LayerS
     ++usable_blocks;
   }
   const std::uint64_t cache_row = RowBytes(kv.k_type, shape_.head_dim) + RowBytes(kv.v_type, shape_.head_dim);
-  const std::uint64_t opened_row = config_.packed_format == PackedFormat::kNone
-                                       ? cache_row
-                                       : 2 * RowBytes(PackedType(config_.packed_format), shape_.head_dim);
+  const std::uint64_t opened_row = plan.OpenedRowBytes(kv);
   const auto group = static_cast<std::uint64_t>(shape_.group());
   for (int h = 0; h < shape_.kv_heads; ++h) {
-    const std::uint64_t opened_rows = heads_[h].rows.size();
+    const std::uint64_t opened_rows = heads_[h].rows.n_rows();
     std::uint64_t scored = usable_blocks * plan.slots();
     std::uint64_t summary_bytes = usable_blocks * plan.SummaryBytesPerBlock();
     if (query.tree != nullptr) {

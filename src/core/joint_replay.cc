@@ -40,6 +40,11 @@ void JointOperator::CutIntoSegments(std::span<const float> thresholds, int kv_he
   head.selector.Order({scoring_.shares(kv_head), n_clusters}, {scoring_.keys(kv_head), n_clusters}, thresholds,
                       head.opened, std::span(head.counts).first(thresholds.size()));
   head.counts.back() = static_cast<std::int32_t>(head.opened.size());
+  // Rows of a block are read together.
+  std::int32_t begin = 0;
+  for (std::size_t t = 0; t < thresholds.size(); begin = head.counts[t++]) {
+    std::sort(head.opened.begin() + begin, head.opened.begin() + head.counts[t]);
+  }
 }
 
 void JointOperator::ReadSegment(int kv_head, std::int64_t t, int thread, const ReplayStates& states) {
@@ -61,7 +66,7 @@ void JointOperator::ReadSegment(int kv_head, std::int64_t t, int thread, const R
     }
     for (int chunk = 0; chunk < scoring_.n_chunks(); ++chunk) {
       const SoftmaxState part = states.chunk.Cleared(static_cast<std::size_t>(thread));
-      scoring_.FoldTail(kv_head, chunk, weights, RunArgs(), part);
+      scoring_.FoldTail(kv_head, chunk, weights, {}, part);
       MergeStates(shape_.head_dim, group, part, closed);
     }
     return;
@@ -69,7 +74,7 @@ void JointOperator::ReadSegment(int kv_head, std::int64_t t, int thread, const R
   scoring_.FoldTailOf(kv_head, clusters, weights, closed);
   OpenedRows& rows = replay_rows_[static_cast<std::size_t>(thread)];
   scoring_.FindRows(kv_head, clusters, &rows);
-  AttendRun(scoring_.OpenedRun(kv_head, rows, 0, rows.size()), opened);
+  scoring_.AttendOpened(kv_head, rows, 0, rows.size(), opened);
 }
 
 void JointOperator::JudgeThresholds(const JointQuery& query, int kv_head, const ReplayStates& states,

@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "core/plan.h"
+#include "hwy/cache_control.h"
 
 namespace scsa {
 namespace {
@@ -144,6 +144,12 @@ std::pair<FetchHint, FetchHint> JointScoring::FirstReads(int kv_head, int part) 
   return {RecordsOf(range, range.layout->key_bytes(), range.keys_at), {}};
 }
 
+void JointScoring::FetchOffsets(int kv_head, int block) const {
+  const auto* offsets = reinterpret_cast<const std::byte*>(plan_->offsets(kv_head, block));
+  const std::size_t bytes = static_cast<std::size_t>(plan_->slots() + 1) * sizeof(std::uint16_t);
+  for (std::size_t at = 0; at < bytes; at += 64) hwy::Prefetch(offsets + at);
+}
+
 void JointScoring::Run(int kv_head, int part, int next_kv_head, int next_part) const {
   std::pair<FetchHint, FetchHint> next;
   if (next_part >= 0) next = FirstReads(next_kv_head, next_part);
@@ -171,6 +177,10 @@ void JointScoring::Run(int kv_head, int part, int next_kv_head, int next_part) c
   args.sums_stride = n_chunks_;
   args.next[0] = next.first;
   args.next[1] = RecordsOf(range, range.layout->value_bytes(), range.values_at);
+  // Whoever decides what opens looks up where the rows of clusters are.
+  for (int b = 0; b < range.n_blocks; ++b) {
+    if (range.blocks[b] != nullptr) FetchOffsets(kv_head, chunk * chunk_blocks_ + b);
+  }
   const std::int64_t at = first_head * n_clusters_ + FirstCluster(chunk);
   EstimateClusters(range, args, estimates_ + at, tails_ + at, &Sums(first_head, chunk));
 }
@@ -222,7 +232,7 @@ void JointScoring::Finish(int kv_head) const {
   }
 }
 
-void JointScoring::FoldTail(int kv_head, int chunk, const float* weights, const RunArgs& next,
+void JointScoring::FoldTail(int kv_head, int chunk, const float* weights, std::pair<FetchHint, FetchHint> next,
                             const SoftmaxState& state) const {
   const int group = shape_.group();
   const int first_head = kv_head * group;
@@ -230,8 +240,8 @@ void JointScoring::FoldTail(int kv_head, int chunk, const float* weights, const 
   args.n = group;
   args.weights = weights + FirstCluster(chunk);
   args.weights_stride = n_clusters_;
-  args.next[0] = ScatteredRows(next, next.k_places, next.k_type, 0);
-  args.next[1] = ScatteredRows(next, next.v_places, next.v_type, 0);
+  args.next[0] = next.first;
+  args.next[1] = next.second;
   FoldValueMeans(ChunkRange(kv_head, chunk), args, state.sum, state.num);
   for (int i = 0; i < group; ++i) {
     // A chunk without closed clusters stays empty: its gauge may belong to an estimate that overflowed.
@@ -267,53 +277,6 @@ void JointScoring::FoldTailOf(int kv_head, std::span<const std::int32_t> cluster
     state.sum[i] = sum;
   }
   AddValueMeans(Range(kv_head, 0, coverage_.n_blocks()), clusters, group, scratch, state.num);
-}
-
-void JointScoring::FindRows(int kv_head, std::span<const std::int32_t> clusters, OpenedRows* rows) const {
-  const BlockPlan& plan = *plan_;
-  const KvView& kv = *query_->kv;
-  const bool packed = config_.packed_format != PackedFormat::kNone;
-  const std::size_t row_bytes = packed ? RowBytes(PackedType(config_.packed_format), shape_.head_dim) : 0;
-  const std::size_t most = clusters.size() * static_cast<std::size_t>(2 * config_.cluster_size);
-  rows->k.resize(most);
-  rows->v.resize(most);
-  std::size_t n = 0;
-  for (const std::int32_t cluster : clusters) {
-    const int block = cluster / plan.slots();
-    const std::uint16_t* at = plan.offsets(kv_head, block) + cluster % plan.slots();
-    if (packed) {
-      const std::byte* k = plan.packed_k(kv_head, block);
-      const std::byte* v = plan.packed_v(kv_head, block);
-      for (std::size_t i = at[0]; i < at[1]; ++i, ++n) {
-        rows->k[n] = k + i * row_bytes;
-        rows->v[n] = v + i * row_bytes;
-      }
-      continue;
-    }
-    const std::int64_t first = std::int64_t{block} * plan.block_rows();
-    const std::uint16_t* members = plan.members(kv_head, block);
-    for (std::size_t i = at[0]; i < at[1]; ++i, ++n) {
-      rows->k[n] = kv.KRow(first + members[i], kv_head);
-      rows->v[n] = kv.VRow(first + members[i], kv_head);
-    }
-  }
-  rows->k.resize(n);
-  rows->v.resize(n);
-}
-
-RunArgs JointScoring::OpenedRun(int kv_head, const OpenedRows& rows, std::size_t first, std::size_t n) const {
-  const bool packed = config_.packed_format != PackedFormat::kNone;
-  RunArgs args;
-  args.head_dim = shape_.head_dim;
-  args.n = shape_.group();
-  args.q = queries(kv_head);
-  args.softcap = query_->params.softcap;
-  args.k_type = packed ? PackedType(config_.packed_format) : query_->kv->k_type;
-  args.v_type = packed ? PackedType(config_.packed_format) : query_->kv->v_type;
-  args.k_places = rows.k.data() + first;
-  args.v_places = rows.v.data() + first;
-  args.n_rows = static_cast<std::int64_t>(n);
-  return args;
 }
 
 }  // namespace scsa

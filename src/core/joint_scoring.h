@@ -16,6 +16,7 @@
 #include "core/coverage.h"
 #include "core/joint_kernels.h"
 #include "core/kernels.h"
+#include "core/opened_rows.h"
 #include "core/state_array.h"
 #include "core/workspace.h"
 #include "scsa/config.h"
@@ -36,14 +37,6 @@ struct JointQuery {
   std::optional<BlockPlan::Sample> sample = {};
   // In line with the plan: clusters are found by a walk (frontier_walk.h). nullptr: every cluster is scored.
   const BlockTree* tree = nullptr;
-};
-
-// Where the rows of opened clusters are.
-struct OpenedRows {
-  std::vector<const std::byte*> k;
-  std::vector<const std::byte*> v;
-
-  std::size_t size() const { return k.size(); }
 };
 
 // Query heads are numbered through the whole layer. Kept from call to call, so that its lists keep their memory.
@@ -78,15 +71,20 @@ class JointScoring {
   // Folds weights at the value means of the chunk's clusters into empty states of the KV head's query heads. weights:
   // of all clusters, [group][n_clusters], relative to the chunk's gauges like tails().
   // next: what the caller reads afterwards.
-  void FoldTail(int kv_head, int chunk, const float* weights, const RunArgs& next, const SoftmaxState& state) const;
+  void FoldTail(int kv_head, int chunk, const float* weights, std::pair<FetchHint, FetchHint> next,
+                const SoftmaxState& state) const;
 
   // The same for a few clusters, weighted by tails(). scratch: [group][clusters.size()].
   void FoldTailOf(int kv_head, std::span<const std::int32_t> clusters, float* scratch, const SoftmaxState& state) const;
 
-  // The rows of opened clusters: packed copies, or the cache's own rows.
-  void FindRows(int kv_head, std::span<const std::int32_t> clusters, OpenedRows* rows) const;
-  // `n` of them from `first` on, to be attended by the KV head's query heads. Valid while `rows` is.
-  RunArgs OpenedRun(int kv_head, const OpenedRows& rows, std::size_t first, std::size_t n) const;
+  void FindRows(int kv_head, std::span<const std::int32_t> clusters, OpenedRows* rows) const {
+    rows->Find(*plan_, *query_->kv, kv_head, clusters);
+  }
+  // `n` of rows.size() from `first` on, by the KV head's query heads.
+  void AttendOpened(int kv_head, const OpenedRows& rows, std::size_t first, std::size_t n,
+                    const SoftmaxState& state) const {
+    rows.Attend(first, n, {shape_.group(), queries(kv_head), query_->params.softcap}, state);
+  }
 
  private:
   struct ExactPart {
@@ -100,6 +98,7 @@ class JointScoring {
   RunArgs ExactRun(int kv_head, std::pair<std::int64_t, std::int64_t> rows) const;
   std::pair<FetchHint, FetchHint> FirstReads(int kv_head, int part) const;
   void CutExactRuns();
+  void FetchOffsets(int kv_head, int block) const;
 
   Shape shape_;
   Config config_;

@@ -34,7 +34,7 @@ void VisitTausConfig(ConfigType& config, Visitor visitor) {
 
 // Values of the enumerations among them, in the order of their enumerators. Thresholds are for flat or for hierarchical
 // selection, never for an automatic one.
-inline constexpr const char* kPackedFormatNames[] = {"q8_0", "f16", "none"};
+inline constexpr const char* kPackedFormatNames[] = {"q8_0", "f16", "none", "int8"};
 inline constexpr const char* kStatisticNames[] = {"median", "mean"};
 inline constexpr const char* kSelectionNames[] = {"flat", "hierarchical", "automatic"};
 

@@ -92,9 +92,9 @@ Status ValidateConfig(const Config& config) {
   }
   const bool fast = config.preset == Preset::kFast;
   if (config.packed_format != PackedFormat::kQ8_0 && config.packed_format != PackedFormat::kF16 &&
-      !(fast && config.packed_format == PackedFormat::kNone)) {
+      !(fast && (config.packed_format == PackedFormat::kNone || config.packed_format == PackedFormat::kInt8))) {
     return Status::Invalid(std::string("packed_format is no known format, must be q8_0 or f16") +
-                           (fast ? " or none" : ""));
+                           (fast ? " or none or int8" : ""));
   }
   if (config.rank < 0 || config.rank > kMaxRank) return OutOfRange("rank", config.rank, "0 ... 8");
   if (config.power_iterations < 1) return OutOfRange("power_iterations", config.power_iterations, "at least 1");

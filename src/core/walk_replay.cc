@@ -58,7 +58,7 @@ Status JointOperator::ReplayWalk(const BlockPlan& plan, const JointQuery& query,
       head.opened.assign(opened.begin(), opened.end());
       std::ranges::sort(head.opened);
       scoring_.FindRows(kv_head, head.opened, &head.rows);
-      AttendRun(scoring_.OpenedRun(kv_head, head.rows, 0, head.rows.size()), open);
+      scoring_.AttendOpened(kv_head, head.rows, 0, head.rows.size(), open);
       head.walk->WeighTail();
       const SoftmaxState tail = states.Cleared(at + kTail);
       head.walk->FoldTail(0, 1, tail);

@@ -27,9 +27,9 @@ std::string_view CacheStateName(CacheState state) {
 std::size_t KernelSetup::ColdBytes() const { return std::max(std::size_t{128} << 20, 4 * caches.largest()); }
 
 const std::vector<std::string>& PrimitiveNames() {
-  static const std::vector<std::string> names = {"attend",       "packed",        "gather",        "score",
-                                                 "accumulate",   "estimate-seed", "estimate-fast", "tail-fast",
-                                                 "cluster-seed", "cluster-fast"};
+  static const std::vector<std::string> names = {"attend",     "packed",       "gather",        "score",
+                                                 "accumulate", "gather-int8",  "estimate-seed", "estimate-fast",
+                                                 "tail-fast",  "cluster-seed", "cluster-fast"};
   return names;
 }
 
@@ -60,6 +60,7 @@ std::vector<CaseSet> CaseSets(const KernelSetup& setup, const std::vector<std::s
   const auto add = [&](const char* name, std::vector<KernelCase> (*make)(const KernelSetup&)) {
     if (wants(name)) sets.push_back({name, [=] { return make(setup); }});
   };
+  add("gather-int8", &Int8RowCases);
   add("estimate-seed", &SeedEstimateCases);
   add("estimate-fast", &FastEstimateCases);
   add("tail-fast", &FastTailCases);

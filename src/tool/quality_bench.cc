@@ -10,6 +10,7 @@
 #include <exception>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "core/parallel.h"
@@ -27,10 +28,12 @@ namespace {
 struct OwnFacts {
   const char* name;
   Preset preset;
-  bool hierarchical;  // selection
+  scsa::Selection selection = scsa::Selection::kFlat;
+  std::optional<PackedFormat> packed = std::nullopt;  // otherwise the preset's
 };
-constexpr std::array kOwn = {OwnFacts{"fast", Preset::kFast, false}, OwnFacts{"hierarchical", Preset::kFast, true},
-                             OwnFacts{"seed", Preset::kSeed, false}};
+constexpr std::array kOwn = {
+    OwnFacts{"fast", Preset::kFast}, OwnFacts{"fast-int8", Preset::kFast, scsa::Selection::kFlat, PackedFormat::kInt8},
+    OwnFacts{"hierarchical", Preset::kFast, scsa::Selection::kHierarchical}, OwnFacts{"seed", Preset::kSeed}};
 constexpr std::size_t kBudgetOf = 0;        // whose bytes the other methods get
 constexpr std::array kShares = {0.1, 0.2};  // fixed budgets, of exact attention's bytes
 
@@ -92,7 +95,8 @@ class LayerMeasurement {
   Tally MeasureOwn(const OwnFacts& own, float tolerance, const AuditConfig& audit, std::vector<double>& step_bytes,
                    std::vector<AuditSample>& audited) {
     Config config = ConfigFor(own.preset);
-    if (own.hierarchical) config.selection = scsa::Selection::kHierarchical;
+    config.selection = own.selection;
+    if (own.packed) config.packed_format = *own.packed;
     if (own.preset == Preset::kFast) config.seal_delay = layer_.layer % kSealStagger;
     std::unique_ptr<Layer> layer;
     Check(Layer::Create(shape_, config, &layer));

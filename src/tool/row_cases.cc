@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <numeric>
 #include <random>
 #include <utility>
 
-#include "core/joint_scoring.h"
+#include "core/int8_rows.h"
 #include "core/kernels.h"
 #include "kernel_units.h"
 #include "scsa/config.h"
@@ -153,6 +155,12 @@ void AppendPacked(const KernelSetup& setup, const RowDataRef& data, int heads, s
                    setup.threads, kernel, cases);
 }
 
+// Where scattered rows are.
+struct RowPlaces {
+  std::vector<const std::byte*> k;
+  std::vector<const std::byte*> v;
+};
+
 void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases) {
   const Config config = ConfigFor(Preset::kFast);
   const auto queries = std::make_shared<const Queries>(heads, setup.head_dim);
@@ -173,9 +181,9 @@ void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, s
   }
   const std::int64_t count = data->n_rows / span / kBenchKvHeads * kBenchKvHeads;
   const auto unit_rows = static_cast<double>(rows.size());
-  const auto places = std::make_shared<std::vector<OpenedRows>>(static_cast<std::size_t>(count));
+  const auto places = std::make_shared<std::vector<RowPlaces>>(static_cast<std::size_t>(count));
   for (std::int64_t unit = 0; unit < count; ++unit) {
-    OpenedRows& own = (*places)[static_cast<std::size_t>(unit)];
+    RowPlaces& own = (*places)[static_cast<std::size_t>(unit)];
     const std::int64_t first = unit / kBenchKvHeads * span * kBenchKvHeads + unit % kBenchKvHeads;
     for (const std::int64_t row : rows) {
       const std::size_t at = static_cast<std::size_t>(first + row * kBenchKvHeads) * data->row_bytes;
@@ -185,7 +193,7 @@ void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, s
   }
   const UnitKernel kernel = [=](std::int64_t unit, std::int64_t next, int thread) {
     const auto run_of = [&](std::int64_t place) {
-      const OpenedRows& own = (*places)[static_cast<std::size_t>(place % count)];  // hot units are as many as threads
+      const RowPlaces& own = (*places)[static_cast<std::size_t>(place % count)];  // hot units are as many as threads
       RunArgs args = RunOf(*data, *queries, 0, std::ssize(own.k), kBenchKvHeads);
       args.k_places = own.k.data();
       args.v_places = own.v.data();
@@ -206,6 +214,82 @@ void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, s
                     .bytes = unit_rows * 2.0 * static_cast<double>(data->row_bytes),
                     .multiply_adds = unit_rows * 2.0 * heads * setup.head_dim},
                    setup.threads, kernel, cases);
+}
+
+std::vector<KernelCase> Int8RowCases(const KernelSetup& setup) {
+  const Config config = ConfigFor(Preset::kFast);
+  const int head_dim = setup.head_dim;
+  const auto layout = std::make_shared<const Int8RowLayout>(head_dim, config.block_size);
+  const std::size_t record_bytes = (layout->bytes() + 63) / 64 * 64;
+  const std::int64_t pass_blocks = std::max<std::int64_t>(1, setup.rows * kBenchKvHeads / config.block_size);
+  const std::int64_t pass_units = std::max<std::int64_t>(1, pass_blocks / kGatherBlocks);
+  const std::int64_t passes = static_cast<std::int64_t>(setup.ColdBytes() / record_bytes) / pass_blocks + 2;
+  const std::int64_t count = std::max<std::int64_t>(setup.threads, passes * pass_units);
+  // All blocks hold the same rows, at different places.
+  const std::shared_ptr<std::byte> records(
+      static_cast<std::byte*>(std::aligned_alloc(64, record_bytes * static_cast<std::size_t>(count * kGatherBlocks))),
+      &std::free);
+  if (records == nullptr) throw std::bad_alloc();
+  std::vector<std::uint16_t> order(config.block_size);
+  std::iota(order.begin(), order.end(), std::uint16_t{0});
+  const std::vector<float> keys = RandomVector(order.size() * static_cast<std::size_t>(head_dim));
+  const std::vector<float> values = RandomVector(keys.size());
+  StoreInt8Rows(*layout, keys.data(), values.data(), order, records.get());
+  for (std::int64_t b = 1; b < count * kGatherBlocks; ++b) {
+    std::memcpy(records.get() + static_cast<std::size_t>(b) * record_bytes, records.get(), record_bytes);
+  }
+  // An eighth of the clusters of each block, whose rows are neighbours.
+  const int cluster_pairs = config.cluster_size / 2;
+  const int clusters = config.block_size / config.cluster_size;
+  struct Pairs {
+    std::vector<const std::byte*> records, pairs;
+  };
+  const auto units = std::make_shared<std::vector<Pairs>>(static_cast<std::size_t>(count));
+  std::mt19937 random(1);
+  for (std::int64_t unit = 0; unit < count; ++unit) {
+    Pairs& own = (*units)[static_cast<std::size_t>(unit)];
+    for (int b = 0; b < kGatherBlocks; ++b) {
+      const std::byte* record = records.get() + static_cast<std::size_t>(unit * kGatherBlocks + b) * record_bytes;
+      std::vector<int> chosen(clusters);
+      std::iota(chosen.begin(), chosen.end(), 0);
+      std::ranges::shuffle(chosen, random);
+      chosen.resize(clusters / kGatherBlocks);
+      std::ranges::sort(chosen);
+      for (const int cluster : chosen) {
+        for (int p = 0; p < cluster_pairs; ++p) {
+          own.records.push_back(record);
+          own.pairs.push_back(record + layout->PairAt(cluster * cluster_pairs + p));
+        }
+      }
+    }
+  }
+  const std::size_t n_pairs = units->front().pairs.size();
+  const auto seen = std::make_shared<const std::vector<std::uint8_t>>(n_pairs, std::uint8_t{3});
+  const auto rows = 2.0 * static_cast<double>(n_pairs);
+  std::vector<KernelCase> cases;
+  for (const int heads : setup.heads) {
+    const auto queries = std::make_shared<const Queries>(heads, head_dim);
+    const States states(setup.threads, heads, head_dim);
+    const UnitKernel kernel = [=, keep = records](std::int64_t unit, std::int64_t, int thread) {
+      const Pairs& own = (*units)[static_cast<std::size_t>(unit)];
+      AttendInt8Rows({.layout = layout.get(),
+                      .n = heads,
+                      .q = queries->vectors.data(),
+                      .n_pairs = static_cast<std::int64_t>(n_pairs),
+                      .records = own.records.data(),
+                      .pairs = own.pairs.data(),
+                      .seen = seen->data()},
+                     states.Cleared(thread));
+    };
+    AppendHotAndCold({.primitive = "gather-int8", .format = "int8", .heads = heads},
+                     {.count = count,
+                      .per_pass = pass_units,
+                      .rows = rows,
+                      .bytes = rows * 2.0 * static_cast<double>(layout->dims()),
+                      .multiply_adds = rows * 2.0 * heads * head_dim},
+                     setup.threads, kernel, cases);
+  }
+  return cases;
 }
 
 void AppendScore(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases) {

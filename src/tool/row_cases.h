@@ -33,6 +33,8 @@ void AppendAttend(const KernelSetup& setup, const RowDataRef& data, int heads, s
 void AppendPacked(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases);
 // The sweep of preset `fast` over the rows of opened clusters, where they lie in the cache: an eighth of each block.
 void AppendGather(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases);
+// The same over packed 8-bit rows (PackedFormat::kInt8).
+std::vector<KernelCase> Int8RowCases(const KernelSetup& setup);
 // The two halves of attention alone: logits of keys, weighted sums of values.
 void AppendScore(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases);
 void AppendAccumulate(const KernelSetup& setup, const RowDataRef& data, int heads, std::vector<KernelCase>& cases);

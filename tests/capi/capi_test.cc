@@ -953,7 +953,7 @@ TEST(CApiErrors, BadValues) {
   EXPECT_TRUE(ErrorSays("choose seed or fast"));
   EXPECT_EQ(preset, 5);
   scsa_config bad = config;
-  bad.packed_format = 3;
+  bad.packed_format = 4;
   EXPECT_EQ(scsa_validate_config(&bad), SCSA_INVALID_ARGUMENT);
   EXPECT_TRUE(ErrorSays("packed_format"));
   for (const int unknown : {-1, 3, 256}) {

@@ -99,12 +99,33 @@ TEST_F(JointOperatorTest, PackedCopiesGiveTheSameRows) {
   // The rows of each block are a run of their own, so sums are rounded elsewhere.
   const std::vector<float> packed = Attend(0.05f);
   for (int h = 0; h < shape_.q_heads; ++h) EXPECT_LT(test::RelativeL2(HeadOf(packed, h), HeadOf(direct, h)), 1e-6);
-  Build({6, 2, 64}, 1000, 15, SmallBlocks(PackedFormat::kQ8_0));
-  const std::vector<float> quantised = Attend(0.05f);
-  for (int h = 0; h < shape_.q_heads; ++h) {
-    // 8 bits: a row differs by at most 1/254 of its largest value.
-    EXPECT_LT(test::RelativeL2(HeadOf(quantised, h), HeadOf(direct, h)), 0.02);
+  for (const PackedFormat format : {PackedFormat::kQ8_0, PackedFormat::kInt8}) {
+    Build({6, 2, 64}, 1000, 15, SmallBlocks(format));
+    const std::vector<float> quantised = Attend(0.05f);
+    for (int h = 0; h < shape_.q_heads; ++h) {
+      // 8 bits: a row differs by at most 1/254 of its largest value (q8_0), or of the range of its block.
+      EXPECT_LT(test::RelativeL2(HeadOf(quantised, h), HeadOf(direct, h)), 0.02);
+    }
   }
+}
+
+TEST_F(JointOperatorTest, BitsOfInt8RowsDoNotDependOnThreads) {
+  Build({9, 3, 64}, 3000, 46, SmallBlocks(PackedFormat::kInt8));
+  const std::vector<float> one = Attend(0.02f, 1);
+  for (const int n_threads : {2, 3, 7}) EXPECT_EQ(Attend(0.02f, n_threads), one);
+}
+
+// 128 bytes of an opened row in place of 256.
+TEST_F(JointOperatorTest, Int8RowsAreHalfTheBytesOfTheCache) {
+  LayerStats direct;
+  Build({6, 2, 64}, 1000, 15, SmallBlocks());
+  Attend(0.05f, 1, &direct);
+  LayerStats packed;
+  Build({6, 2, 64}, 1000, 15, SmallBlocks(PackedFormat::kInt8));
+  Attend(0.05f, 1, &packed);
+  ASSERT_EQ(packed.union_rows, direct.union_rows);  // chosen from the same summaries
+  ASSERT_GT(direct.stat_opened_rows, 0u);
+  EXPECT_EQ(direct.bytes_read - packed.bytes_read, direct.stat_opened_rows / shape_.group() * 128);
 }
 
 TEST_F(JointOperatorTest, EqualValuesComeBackWhateverIsOpened) {
@@ -150,6 +171,11 @@ TEST_F(JointOperatorTest, ReplayIsWhatStoppingThereGives) {
   Build({6, 2, 40}, 1500, 23, SmallBlocks());
   const std::vector<float> sinks = {0.5f, 2.0f, -1.0f, 3.0f, 0.0f, 1.0f};
   params_.sinks = sinks.data();
+  ExpectReplayedStops();
+}
+
+TEST_F(JointOperatorTest, ReplayReadsTheInt8RowsThatAStepReads) {
+  Build({6, 2, 40}, 1500, 23, SmallBlocks(PackedFormat::kInt8));
   ExpectReplayedStops();
 }
 
