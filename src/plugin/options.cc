@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <mutex>
+#include <optional>
 
 #include "plugin/immortal.h"
 #include "scsa/audit.h"
@@ -27,6 +28,7 @@ constexpr Variable kVariables[] = {
     {"audit", "SCSA_AUDIT"},         {"prompt_tolerance", "SCSA_PROMPT_TOLERANCE"},
     {"progress", "SCSA_PROGRESS"},   {"stats", "SCSA_STATS"},
     {"max_mem", "SCSA_MAX_MEM"},     {"checks", "SCSA_CHECKS"},
+    {"packed", "SCSA_PACKED"},       {"huge_pages", "SCSA_HUGE_PAGES"},
 };
 
 constexpr const char* kTausVariable = "SCSA_TAUS";
@@ -40,6 +42,20 @@ struct NamedSelection {
 };
 constexpr NamedSelection kSelections[] = {
     {"auto", Selection::kAutomatic}, {"flat", Selection::kFlat}, {"hierarchical", Selection::kHierarchical}};
+
+struct NamedFormat {
+  std::string_view name;
+  std::optional<PackedFormat> format;  // nullopt: the preset's
+};
+constexpr NamedFormat kFormats[] = {{"auto", std::nullopt},
+                                    {"int8", PackedFormat::kInt8},
+                                    {"q8_0", PackedFormat::kQ8_0},
+                                    {"f16", PackedFormat::kF16},
+                                    {"none", PackedFormat::kNone}};
+
+bool SeedPacks(std::optional<PackedFormat> format) {
+  return format != PackedFormat::kInt8 && format != PackedFormat::kNone;
+}
 
 // What the preset makes of the user's choice.
 Selection SelectionFor(const Options& options) {
@@ -87,6 +103,7 @@ std::atomic<Mode> g_mode{Mode::kAuto};
 std::atomic<std::int64_t> g_crossover{kDefaultCrossover};
 std::atomic<bool> g_progress{false};
 std::atomic<bool> g_checks{true};
+std::atomic<bool> g_huge_pages{true};
 
 }  // namespace
 
@@ -120,8 +137,12 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
     if (preset == Preset::kSeed && options->selection == Selection::kHierarchical) {
       return "preset seed has no hierarchical selection: set selection to auto or flat";
     }
+    if (preset == Preset::kSeed && !SeedPacks(options->packed)) {
+      return "preset seed packs rows as q8_0 or f16: set packed to one of them or to auto";
+    }
     options->config = ConfigFor(preset);
     options->config.selection = SelectionFor(*options);
+    if (options->packed) options->config.packed_format = *options->packed;
     if (!options->tolerance_chosen) options->tolerance = DefaultTolerance(preset);
     return {};
   }
@@ -133,6 +154,17 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
     }
     options->selection = found->selection;
     options->config.selection = SelectionFor(*options);
+    return {};
+  }
+  if (name == "packed") {
+    const auto* found = std::ranges::find(kFormats, value, &NamedFormat::name);
+    if (found == std::end(kFormats)) return Bad(value, "auto, int8, q8_0, f16 or none");
+    const Preset preset = options->config.preset;
+    if (preset == Preset::kSeed && !SeedPacks(found->format)) {
+      return "preset seed packs rows as q8_0 or f16: use one of them or auto";
+    }
+    options->packed = found->format;
+    options->config.packed_format = found->format.value_or(ConfigFor(preset).packed_format);
     return {};
   }
   if (name == "tolerance") {
@@ -194,10 +226,15 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
     options->checks = value == "on";
     return {};
   }
+  if (name == "huge_pages") {
+    if (value != "on" && value != "off") return Bad(value, "on or off");
+    options->huge_pages = value == "on";
+    return {};
+  }
   std::string message = "unknown option \"";
   return message.append(name).append(
       "\"; there are mode, preset, selection, tolerance, calibrate, crossover, taus, audit, prompt_tolerance, "
-      "progress, stats, max_mem and checks");
+      "progress, stats, max_mem, checks, packed and huge_pages");
 }
 
 std::string OptionsFromEnvironment(Options* options) {
@@ -257,6 +294,8 @@ std::int64_t CurrentCrossover() { return g_crossover.load(std::memory_order_rela
 
 bool CurrentChecks() { return g_checks.load(std::memory_order_relaxed); }
 
+bool CurrentHugePages() { return g_huge_pages.load(std::memory_order_relaxed); }
+
 void InstallOptions(const Options& options) {
   std::lock_guard lock(GlobalStore().mutex);
   GlobalStore().options = options;
@@ -264,6 +303,7 @@ void InstallOptions(const Options& options) {
   g_crossover.store(options.crossover, std::memory_order_relaxed);
   g_progress.store(options.progress, std::memory_order_relaxed);
   g_checks.store(options.checks, std::memory_order_relaxed);
+  g_huge_pages.store(options.huge_pages, std::memory_order_relaxed);
 }
 
 }  // namespace scsa::plugin

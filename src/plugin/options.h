@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -35,6 +36,7 @@ struct Options {
   Mode mode = Mode::kAuto;
   Config config = ConfigFor(kDefaultPreset);  // with the selection below where the preset knows it
   Selection selection = Selection::kFlat;
+  std::optional<PackedFormat> packed;                  // otherwise the preset's
   float tolerance = DefaultTolerance(kDefaultPreset);  // accepted relative error of a head's output
   bool tolerance_chosen = false;                       // otherwise it follows the preset
   int calibrate = 32;  // steps of the calibration window; 0: none, every head keeps the preset's threshold
@@ -46,6 +48,7 @@ struct Options {
   bool stats = false;                      // print a summary at exit
   std::uint64_t max_mem = kNoMemoryLimit;  // bytes that all plans may hold together
   bool checks = true;                      // compare cached rows with what plans were built from; false: to time that
+  bool huge_pages = true;                  // move caches into them
   bool cpu_device = false;                 // offer a device for whole graphs; fixed when the library loads
 };
 
@@ -69,6 +72,7 @@ Mode CurrentMode();
 std::int64_t CurrentCrossover();
 bool CurrentProgress();
 bool CurrentChecks();
+bool CurrentHugePages();
 void InstallOptions(const Options& options);
 
 }  // namespace scsa::plugin

@@ -115,9 +115,34 @@ TEST(SetOption, TheSelectionIsThatOfThePresetFast) {
   EXPECT_EQ(o.config.selection, Selection::kFlat);
 }
 
+TEST(SetOption, PackedRowsAreThoseOfThePresetUnlessChosen) {
+  Options o;
+  EXPECT_EQ(o.config.packed_format, PackedFormat::kNone);
+  EXPECT_EQ(SetOption("packed", "int8", &o), "");
+  EXPECT_EQ(o.config.packed_format, PackedFormat::kInt8);
+  EXPECT_TRUE(ValidateConfig(o.config).ok());
+  EXPECT_NE(SetOption("preset", "seed", &o).find("packs rows as q8_0 or f16"), std::string::npos);
+  EXPECT_EQ(o.config.preset, Preset::kFast);
+  EXPECT_EQ(SetOption("packed", "auto", &o), "");
+  EXPECT_EQ(o.config.packed_format, PackedFormat::kNone);
+  EXPECT_EQ(SetOption("preset", "seed", &o), "");
+  EXPECT_EQ(o.config.packed_format, PackedFormat::kQ8_0);
+  EXPECT_EQ(SetOption("packed", "f16", &o), "");
+  EXPECT_EQ(o.config.packed_format, PackedFormat::kF16);
+  for (const char* format : {"none", "int8"}) {
+    EXPECT_NE(SetOption("packed", format, &o).find("packs rows as q8_0 or f16"), std::string::npos) << format;
+  }
+  // The choice outlives the preset.
+  EXPECT_EQ(SetOption("preset", "fast", &o), "");
+  EXPECT_EQ(o.config.packed_format, PackedFormat::kF16);
+}
+
 TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
   const Options before;
   const std::pair<const char*, const char*> bad[] = {
+      {"packed", "q4_0"},
+      {"packed", ""},
+      {"huge_pages", "yes"},
       {"selection", "automatic"},
       {"mode", "fast"},
       {"mode", ""},
