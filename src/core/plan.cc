@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "core/cluster_tree.h"
 #include "core/fingerprint.h"
 #include "core/kernels.h"
 #include "core/parallel.h"
@@ -153,7 +154,13 @@ std::size_t Plan::RegionBytes(std::int64_t n_rows) const {
   const std::size_t floats = static_cast<std::size_t>(shape_.head_dim) * (3 + config_.rank) + 1;
   const std::size_t block = rows * (sizeof(std::int32_t) + sizeof(std::uint32_t) + 2 * packed_row) +
                             (clusters + 1) * sizeof(std::int32_t) + clusters * floats * sizeof(float);
-  return sizeof(Region) + static_cast<std::size_t>(shape_.kv_heads) * (sizeof(Block) + block);
+  return sizeof(Region) + static_cast<std::size_t>(shape_.kv_heads) * (sizeof(Block) + block) +
+         (tree_ ? NodeBytes(n_rows) : 0);
+}
+
+std::size_t Plan::NodeBytes(std::int64_t n_rows) const {
+  const auto clusters = static_cast<int>(CountClusters(n_rows, config_.cluster_size));
+  return sizeof(float) * NodeFloats(shape_.kv_heads, clusters, shape_.head_dim);
 }
 
 std::size_t Plan::Bytes() const {
@@ -162,19 +169,66 @@ std::size_t Plan::Bytes() const {
   return bytes;
 }
 
+bool Plan::SetTree(bool wanted) {
+  if (wanted == tree_) return true;
+  const auto bytes = [&] {
+    std::size_t sum = 0;
+    for (const Region& region : regions_) sum += NodeBytes(region.end - region.begin);
+    return sum;
+  };
+  if (!wanted) {
+    if (memory_ != nullptr) memory_->Give(bytes());
+    for (Region& region : regions_) region.nodes.reset();
+    tree_ = false;
+    return true;
+  }
+  const std::size_t taken = bytes();
+  if (memory_ != nullptr && !memory_->Take(taken)) return false;
+  std::vector<std::unique_ptr<float[]>> nodes;
+  try {
+    for (const Region& region : regions_) {
+      nodes.push_back(std::make_unique<float[]>(NodeFloats(shape_.kv_heads, region.n_clusters(), shape_.head_dim)));
+    }
+  } catch (const std::bad_alloc&) {
+    if (memory_ != nullptr) memory_->Give(taken);
+    return false;
+  }
+  // Making room may have taken regions of this very plan.
+  if (memory_ != nullptr) memory_->Give(taken - bytes());
+  tree_ = true;
+  for (std::size_t r = 0; r < regions_.size(); ++r) {
+    regions_[r].nodes = std::move(nodes[r]);
+    for (int h = 0; h < shape_.kv_heads; ++h) FillNodes(regions_[r], h, shape_.head_dim, config_.rank);
+  }
+  Link();
+  return true;
+}
+
+void Plan::Link() {
+  std::int32_t clusters = 0;
+  for (Region& region : regions_) {
+    region.first_cluster = clusters;
+    clusters += region.n_clusters();
+  }
+  if (tree_) FillNodesAbove(regions_, shape_.head_dim, config_.rank);
+}
+
 std::uint64_t Plan::EvictLast() {
   const std::size_t bytes = RegionBytes(regions_.back().end - regions_.back().begin);
   regions_.pop_back();
+  Link();
   retry_at_ = 0;
   return bytes;
 }
 
 int Plan::DropFrom(std::size_t index) {
+  if (index == regions_.size()) return 0;
   const int dropped = static_cast<int>(regions_.size() - index);
-  if (dropped > 0) retry_at_ = 0;
+  retry_at_ = 0;
   const std::size_t before = Bytes();
   regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(index), regions_.end());
   if (memory_ != nullptr) memory_->Give(before - Bytes());
+  Link();
   return dropped;
 }
 
@@ -184,8 +238,8 @@ int Plan::DropAll() {
 }
 
 int Plan::DropBeyond(std::int64_t n_prefix) {
-  std::size_t keep = 0;
-  while (keep < regions_.size() && regions_[keep].end <= n_prefix) ++keep;
+  std::size_t keep = regions_.size();
+  while (keep > 0 && regions_[keep - 1].end > n_prefix) --keep;
   return DropFrom(keep);
 }
 
@@ -256,6 +310,9 @@ Status Plan::Extend(const KvView& kv, std::int64_t n_prefix, int n_threads, int*
       region.begin = begin;
       region.end = std::min<std::int64_t>(begin + config_.block_size, sealable);
       region.heads.resize(shape_.kv_heads);
+      if (!tree_) continue;
+      const auto clusters = static_cast<int>(CountClusters(region.end - region.begin, config_.cluster_size));
+      region.nodes = std::make_unique<float[]>(NodeFloats(shape_.kv_heads, clusters, shape_.head_dim));
     }
     std::size_t needed = 0;
     for (const Region& region : fresh) needed += RegionBytes(region.end - region.begin);
@@ -274,9 +331,16 @@ Status Plan::Extend(const KvView& kv, std::int64_t n_prefix, int n_threads, int*
     for (Status& result : results) {
       if (!result.ok()) return give_up(std::move(result));
     }
+    if (tree_) {
+      ParallelFor(n_threads, std::ssize(results), [&](std::int64_t task, int) {
+        FillNodes(fresh[task / shape_.kv_heads], static_cast<int>(task % shape_.kv_heads), shape_.head_dim,
+                  config_.rank);
+      });
+    }
     regions_.reserve(kept + fresh.size());
     DropFrom(kept);
     std::ranges::move(fresh, std::back_inserter(regions_));
+    Link();
     k_type_ = kv.k_type;
     v_type_ = kv.v_type;
     *built = static_cast<int>(fresh.size());

@@ -53,7 +53,13 @@ Status BuildBlock(const KvView& kv, int kv_head, int head_dim, std::int64_t begi
 struct Region {
   std::int64_t begin = 0;
   std::int64_t end = 0;
-  std::vector<Block> heads;  // one per KV head
+  std::vector<Block> heads;        // one per KV head; all have the same number of clusters, of the same numbers of rows
+  std::int32_t first_cluster = 0;  // of one KV head, counted through the regions of the plan
+  // Of a plan with a tree (cluster_tree.h), [kv_heads][n_clusters][mean, variance, value mean][head_dim]: place c of a
+  // KV head is the node that divides its clusters before cluster c.
+  std::unique_ptr<float[]> nodes;
+
+  int n_clusters() const { return heads.front().n_clusters; }
 };
 
 // Maintenance: nothing is sealed until rebuild_interval rows are due. Then everything up to n_prefix - recent is
@@ -64,7 +70,7 @@ class Plan {
  public:
   // memory: what the regions are counted in; nullptr: nowhere. It outlives the plan.
   Plan(const Shape& shape, const Config& config, PlanMemory* memory = nullptr)
-      : shape_(shape), config_(config), memory_(memory) {}
+      : shape_(shape), config_(config), memory_(memory), tree_(config.selection == Selection::kHierarchical) {}
   ~Plan() { DropAll(); }
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
@@ -75,6 +81,11 @@ class Plan {
   std::size_t Bytes() const;
   // Memory of a region of n_rows rows.
   std::size_t RegionBytes(std::int64_t n_rows) const;
+  // Whether the regions have the nodes of a tree (cluster_tree.h), now and later.
+  bool has_tree() const { return tree_; }
+  // False: there is no memory for the nodes of the present regions. Then nothing has changed, but for regions that went
+  // to make room.
+  bool SetTree(bool wanted);
   // Frees the last region, and returns how much that was.
   std::uint64_t EvictLast();
 
@@ -93,10 +104,14 @@ class Plan {
 
  private:
   int DropFrom(std::size_t index);
+  std::size_t NodeBytes(std::int64_t n_rows) const;
+  // Whatever regions come or go: numbers the clusters and fills the nodes above the regions.
+  void Link();
 
   Shape shape_;
   Config config_;
   PlanMemory* memory_;
+  bool tree_;
   DType k_type_ = DType::kF16;  // row formats of the cache at the first build
   DType v_type_ = DType::kF16;
   std::vector<Region> regions_;
