@@ -23,7 +23,7 @@ enum class CalibrationStatistic : std::uint8_t { kMedian, kMean };
 // How the clusters to open are found.
 enum class Selection : std::uint8_t {
   kFlat,          // every cluster is scored
-  kHierarchical,  // a walk down a tree of summaries: the work follows what is opened (preset `fast` alone)
+  kHierarchical,  // a walk down a tree of summaries: the work follows what is opened
   // One of the two, by the length of the context when a calibration window begins; flat before. Thresholds of one are
   // not those of the other, so it stays until the next window or Layer::SetSelection.
   kAutomatic,
@@ -54,10 +54,11 @@ struct Config {
   int kmeans_rounds = 2;                             // fast: rounds of k-means after the split of a block, >= 0
   float tail_shrink = 0.5f;  // fast: share of the second cumulant that a closed cluster's weight takes; in [0, 1]
   CalibrationStatistic statistic = CalibrationStatistic::kMedian;
-  Selection selection = Selection::kFlat;  // seed: flat alone
+  Selection selection = Selection::kFlat;
 };
 
-// Rows in blocks from which Selection::kAutomatic is hierarchical (docs/measurements.md shows why).
+// Rows in blocks, or in regions (seed), from which Selection::kAutomatic is hierarchical. docs/measurements.md
+// shows why, and that preset `seed` gains nothing from it up to twice as many.
 inline constexpr std::int64_t kHierarchicalRows = 262144;
 
 // Layers of a model that take seal_delay = layer % kSealStagger build their blocks in different steps, so that no step

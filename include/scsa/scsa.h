@@ -174,7 +174,7 @@ struct scsa_config {
   int32_t kmeans_rounds;    /* >= 0 */
   float tail_shrink;        /* 0 ... 1 */
   int32_t statistic;        /* enum scsa_statistic */
-  int32_t selection;        /* enum scsa_selection; seed: SCSA_SELECTION_FLAT */
+  int32_t selection;        /* enum scsa_selection */
   int32_t reserved;         /* 0 */
 };
 

@@ -33,6 +33,13 @@ Status SeedMethod::Record(const LayerCall& call, const OutView& exact_output, Ca
   return RecordStep(Step(call), exact_output, window);
 }
 
+void SeedMethod::ChooseSelection(const LayerCall& /*call*/) {
+  if (config_.selection != Selection::kAutomatic) return;
+  const bool is_long = plan_.sealed_end() - config_.sink >= kHierarchicalRows;
+  // Without room for a tree the selection stays flat.
+  if (!plan_.SetTree(is_long)) plan_.SetTree(false);
+}
+
 // Returns the number of regions whose rows have changed.
 int SeedMethod::DropOutdated(const LayerCall& call, std::int64_t n_prefix, LayerStats* stats) {
   stats->dropped_blocks += plan_.DropBeyond(n_prefix);
@@ -60,8 +67,8 @@ void SeedMethod::Extend(const LayerCall& call, std::int64_t n_prefix, LayerStats
 }
 
 StepArgs SeedMethod::Step(const LayerCall& call) const {
-  return {shape_,      config_,     plan_.regions(), call.q,         call.kv,        call.visible,
-          call.params, exact_runs_, exact_rows_,     call.n_threads, call.workspace, call.reads};
+  return {shape_,      config_,     plan_.regions(), call.q,         call.kv,    call.visible,    call.params,
+          exact_runs_, exact_rows_, call.n_threads,  call.workspace, call.reads, plan_.has_tree()};
 }
 
 }  // namespace scsa

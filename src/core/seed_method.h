@@ -25,6 +25,9 @@ class SeedMethod final : public SparseMethod {
   bool Prepare(const LayerCall& call, LayerStats* stats) override;
   Status Attend(const LayerCall& call, std::span<const float> taus, const OutView& out, LayerStats* stats) override;
   Status Record(const LayerCall& call, const OutView& exact_output, CalibrationWindow* window) override;
+  Selection selection() const override { return plan_.has_tree() ? Selection::kHierarchical : Selection::kFlat; }
+  bool SetSelection(Selection selection) override { return plan_.SetTree(selection == Selection::kHierarchical); }
+  void ChooseSelection(const LayerCall& call) override;
   Status AttendPrompt(const LayerCall&, PromptThresholds*, const OutView&) override {
     return {StatusCode::kUnsupported, std::string()};
   }

@@ -11,36 +11,20 @@
 #include "core/kernels.h"
 #include "core/parallel.h"
 #include "core/softmax_state.h"
+#include "core/step_parts.h"
 #include "core/workspace.h"
 
 namespace scsa {
+
+using namespace step_parts;
+
 namespace {
 
 constexpr std::int64_t kExactPieceRows = 256;  // a multiple of 64
-constexpr float kNoMass = -std::numeric_limits<float>::infinity();
 
 bool IsVisible(const VisibleSets& visible, std::int64_t row) {
   return visible.words == nullptr || ((visible.words[row / 64] >> (row % 64)) & 1) != 0;
 }
-
-// States of many vectors, vector i of which is at max[i], sum[i], num[i * head_dim].
-SoftmaxState TakeStates(ScratchLayout& layout, std::int64_t vectors, int head_dim) {
-  return {layout.Take<float>(vectors), layout.Take<float>(vectors), layout.Take<float>(vectors * head_dim)};
-}
-
-SoftmaxState At(const SoftmaxState& states, std::int64_t vector, int head_dim) {
-  return {states.max + vector, states.sum + vector, states.num + vector * head_dim};
-}
-
-// A stretch of adjacent opened clusters of one block that are opened by the same heads: packed rows [begin, end).
-struct PackedRun {
-  const Block* block = nullptr;
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  HeadSet heads;
-
-  std::int64_t n_rows() const { return end - begin; }
-};
 
 // A fixed share of the sweep: n_rows rows of the runs of one KV head from row `offset` of run `run` on.
 struct SweepPiece {
@@ -49,43 +33,6 @@ struct SweepPiece {
   std::int64_t offset = 0;
   std::int64_t n_rows = 0;
 };
-
-// Per-thread copies of what the heads of a set need when they are not neighbours in the group.
-struct Gathered {
-  float* q = nullptr;
-  QuantizedQuery* quantized = nullptr;
-  SoftmaxState state;
-};
-
-// What a step derives from its arguments before anything is selected. All arrays are scratch memory.
-struct Prepared {
-  int group = 0;
-  int head_dim = 0;
-  int n_clusters = 0;                   // of one KV head; the split makes it the same for all
-  float* qs = nullptr;                  // [q_heads][head_dim], scale * q
-  float* qs_squared = nullptr;          // [q_heads][head_dim]
-  QuantizedQuery* quantized = nullptr;  // [q_heads], or nullptr when keys are packed as f16
-  Estimates estimates;                  // [q_heads][n_clusters]
-  SoftmaxState exact;                   // [q_heads], over the rows that are always exact
-  double* log_exact_mass = nullptr;     // [q_heads], attention sinks included
-};
-
-float SinkLogit(const LogitParams& params, int q_head) {
-  return params.sinks == nullptr ? kNoMass : params.sinks[q_head];
-}
-
-int CountClusters(std::span<const Region> regions) {
-  int n = 0;
-  for (const Region& region : regions) n += region.heads[0].n_clusters;
-  return n;
-}
-
-Status OutOfMemory() { return Status::OutOfMemory("no memory for the scratch space of a sparse attention step"); }
-
-void* Reserve(const StepArgs& args, ScratchUser user, std::size_t bytes) {
-  // Never zero bytes, for which there would be no block to point to: nothing to read is not a lack of memory.
-  return args.workspace.impl().Reserve(user, std::max<std::size_t>(bytes, 1));
-}
 
 void AttendCacheRun(const StepArgs& args, const Prepared& prepared, int kv_head, const CacheRun& run,
                     const std::uint64_t* const* visible, const SoftmaxState& state) {
@@ -113,16 +60,18 @@ double LogExactMass(const SoftmaxState& exact, float sink) {
   return gauge + std::log(std::exp(exact.max[0] - gauge) * exact.sum[0] + std::exp(sink - gauge));
 }
 
-// Queries in every form that the step needs, exact rows and cluster estimates.
-Status Prepare(const StepArgs& args, Prepared* out) {
+}  // namespace
+
+Status step_parts::Prepare(const StepArgs& args, Prepared* out) {
   const int q_heads = args.shape.q_heads;
   const int kv_heads = args.shape.kv_heads;
   const int head_dim = args.shape.head_dim;
   const int group = args.shape.group();
   const int rank = args.config.rank;
-  const int n_clusters = CountClusters(args.regions);
+  const int n_clusters = Root(args.regions).end;
+  const int n_estimated = args.hierarchical ? 0 : n_clusters;
   const std::int64_t n_runs = std::ssize(args.exact_runs);
-  const std::int64_t n_regions = std::ssize(args.regions);
+  const std::int64_t n_estimated_regions = args.hierarchical ? 0 : std::ssize(args.regions);
   const int blocks_per_q = (head_dim + kQ8BlockSize - 1) / kQ8BlockSize;
   const bool quantize = args.config.packed_format == PackedFormat::kQ8_0;
 
@@ -131,7 +80,6 @@ Status Prepare(const StepArgs& args, Prepared* out) {
   std::int8_t* quantized_values = nullptr;
   float* quantized_scales = nullptr;
   float* scratch = nullptr;
-  int* first_cluster = nullptr;
   const std::uint64_t** visible = nullptr;
   const auto lay_out = [&](void* memory) {
     ScratchLayout layout(memory);
@@ -140,14 +88,13 @@ Status Prepare(const StepArgs& args, Prepared* out) {
     p.quantized = quantize ? layout.Take<QuantizedQuery>(q_heads) : nullptr;
     quantized_values = layout.Take<std::int8_t>(std::size_t{1} * q_heads * blocks_per_q * kQ8BlockSize);
     quantized_scales = layout.Take<float>(std::size_t{1} * q_heads * blocks_per_q);
-    p.estimates.log_tail = layout.Take<float>(std::size_t{1} * q_heads * n_clusters);
-    p.estimates.priority = layout.Take<float>(std::size_t{1} * q_heads * n_clusters);
-    p.estimates.stride = n_clusters;
-    scratch = layout.Take<float>(EstimateScratch(q_heads, n_clusters, rank));
+    p.estimates.log_tail = layout.Take<float>(std::size_t{1} * q_heads * n_estimated);
+    p.estimates.priority = layout.Take<float>(std::size_t{1} * q_heads * n_estimated);
+    p.estimates.stride = n_estimated;
+    scratch = layout.Take<float>(EstimateScratch(q_heads, n_estimated, rank));
     p.exact = TakeStates(layout, q_heads, head_dim);
     p.log_exact_mass = layout.Take<double>(q_heads);
     pieces = TakeStates(layout, n_runs * q_heads, head_dim);
-    first_cluster = layout.Take<int>(n_regions);
     visible = layout.Take<const std::uint64_t*>(group);
     return layout.bytes();
   };
@@ -173,13 +120,9 @@ Status Prepare(const StepArgs& args, Prepared* out) {
     }
   }
   std::fill_n(visible, group, args.visible.words);
-  for (std::int64_t r = 0, at = 0; r < n_regions; ++r) {
-    first_cluster[r] = static_cast<int>(at);
-    at += args.regions[r].heads[0].n_clusters;
-  }
 
   // Tasks: every exact run and every block of every KV head.
-  const std::int64_t per_head = n_runs + n_regions;
+  const std::int64_t per_head = n_runs + n_estimated_regions;
   ParallelFor(args.n_threads, per_head * kv_heads, [&](std::int64_t task, int) {
     const int kv_head = static_cast<int>(task / per_head);
     const std::int64_t item = task % per_head;
@@ -190,11 +133,11 @@ Status Prepare(const StepArgs& args, Prepared* out) {
       AttendCacheRun(args, p, kv_head, args.exact_runs[item], visible, state);
       return;
     }
-    const std::int64_t region = item - n_runs;
-    const std::int64_t cluster = first_cluster[region];
+    const Region& region = args.regions[item - n_runs];
+    const std::int64_t cluster = region.first_cluster;
     const std::int64_t at = first_q * n_clusters + cluster;
     const Estimates estimates{p.estimates.log_tail + at, p.estimates.priority + at, n_clusters};
-    EstimateBlock(args.regions[region].heads[kv_head], head_dim, rank, group, p.qs + first_q * head_dim,
+    EstimateBlock(region.heads[kv_head], head_dim, rank, group, p.qs + first_q * head_dim,
                   p.qs_squared + first_q * head_dim, estimates,
                   scratch + EstimateScratch(group, kv_head * n_clusters + static_cast<int>(cluster), rank));
   });
@@ -213,9 +156,9 @@ Status Prepare(const StepArgs& args, Prepared* out) {
   return Status::Ok();
 }
 
-// Attends packed rows [begin, end) of a block by neighbouring heads: `first` of the group on, as many as state holds.
-void AttendPacked(const StepArgs& args, int head_dim, int n, const float* q, const QuantizedQuery* quantized,
-                  const Block& block, std::int64_t begin, std::int64_t end, const SoftmaxState& state) {
+void step_parts::AttendPacked(const StepArgs& args, int head_dim, int n, const float* q,
+                              const QuantizedQuery* quantized, const Block& block, std::int64_t begin, std::int64_t end,
+                              const SoftmaxState& state) {
   const DType type = PackedType(args.config.packed_format);
   const std::int64_t row_bytes = static_cast<std::int64_t>(RowBytes(type, head_dim));
   RunArgs rows;
@@ -232,6 +175,8 @@ void AttendPacked(const StepArgs& args, int head_dim, int n, const float* q, con
   rows.n_rows = end - begin;
   AttendRun(rows, state);
 }
+
+namespace {
 
 // The same by any set of heads. state holds the whole group.
 void AttendPackedBySet(const StepArgs& args, const Prepared& p, int kv_head, const PackedRun& run, std::int64_t begin,
@@ -270,21 +215,15 @@ void AttendPackedBySet(const StepArgs& args, const Prepared& p, int kv_head, con
   }
 }
 
-// The opened set of every KV head as runs, and the folded tails. Scratch memory.
-struct Selected {
-  HeadSet* opened = nullptr;            // [kv_heads][n_clusters]
-  PackedRun* runs = nullptr;            // [kv_heads][n_clusters]
-  std::int64_t* n_runs = nullptr;       // [kv_heads]
-  std::int64_t* union_rows = nullptr;   // [kv_heads], rows in the runs
-  std::int64_t* opened_rows = nullptr;  // [kv_heads], the same counted once per head
-  SoftmaxState tail;                    // [q_heads]
-  Gathered* gathered = nullptr;         // [n_threads]
-};
+std::uint64_t SummaryBytes(std::span<const Region> regions, int kv_head) {
+  std::uint64_t bytes = 0;
+  for (const Region& region : regions) bytes += region.heads[kv_head].SummaryBytes();
+  return bytes;
+}
 
-void SelectForKvHead(const StepArgs& args, const Prepared& p, std::span<const float> taus, int kv_head,
+void SelectForKvHead(const StepArgs& args, const Prepared& p, std::span<const float> taus, int kv_head, HeadSet* opened,
                      std::int32_t* order, double* mass, const Selected& out) {
   const std::int64_t first_q = std::int64_t{kv_head} * p.group;
-  HeadSet* opened = out.opened + std::int64_t{kv_head} * p.n_clusters;
   std::fill_n(opened, p.n_clusters, HeadSet());
   for (int h = 0; h < p.group; ++h) {
     std::int32_t count = 0;
@@ -299,49 +238,39 @@ void SelectForKvHead(const StepArgs& args, const Prepared& p, std::span<const fl
     FoldTail(args.regions, kv_head, p.head_dim, h, p.estimates.log_tail + (first_q + h) * p.n_clusters, opened, state);
   }
 
-  PackedRun* runs = out.runs + std::int64_t{kv_head} * p.n_clusters;
-  std::int64_t n_runs = 0;
-  std::int64_t union_rows = 0;
-  std::int64_t opened_rows = 0;
-  std::int64_t at = 0;
   for (const Region& region : args.regions) {
     const Block& block = region.heads[kv_head];
     for (int c = 0; c < block.n_clusters; ++c) {
-      const HeadSet& heads = opened[at + c];
-      if (heads.none()) continue;
-      union_rows += block.RowsOf(c);
-      opened_rows += block.RowsOf(c) * static_cast<std::int64_t>(heads.count());
-      PackedRun* previous = n_runs > 0 ? &runs[n_runs - 1] : nullptr;
-      if (previous != nullptr && previous->block == &block && previous->end == block.partition.offsets[c] &&
-          previous->heads == heads) {
-        previous->end = block.partition.offsets[c + 1];
-      } else {
-        runs[n_runs++] = {&block, block.partition.offsets[c], block.partition.offsets[c + 1], heads};
-      }
+      const HeadSet& heads = opened[region.first_cluster + c];
+      if (heads.any()) AddOpened(p, kv_head, block, c, heads, out);
     }
-    at += block.n_clusters;
   }
-  out.n_runs[kv_head] = n_runs;
-  out.union_rows[kv_head] = union_rows;
-  out.opened_rows[kv_head] = opened_rows;
+  out.scored[kv_head] = std::int64_t{p.n_clusters} * p.group;
+  out.summary_bytes[kv_head] = SummaryBytes(args.regions, kv_head);
 }
 
 Status Select(const StepArgs& args, const Prepared& p, std::span<const float> taus, Selected* out) {
   const int kv_heads = args.shape.kv_heads;
   const std::size_t clusters = static_cast<std::size_t>(p.n_clusters);
+  const std::size_t flat_clusters = args.hierarchical ? 0 : clusters;
   Selected s;
+  HeadSet* opened = nullptr;
   std::int32_t* order = nullptr;
   double* mass = nullptr;
+  ClusterWalk::Scratch walks;
   const auto lay_out = [&](void* memory) {
     ScratchLayout layout(memory);
-    s.opened = layout.Take<HeadSet>(clusters * kv_heads);
     s.runs = layout.Take<PackedRun>(clusters * kv_heads);
     s.n_runs = layout.Take<std::int64_t>(kv_heads);
     s.union_rows = layout.Take<std::int64_t>(kv_heads);
     s.opened_rows = layout.Take<std::int64_t>(kv_heads);
+    s.scored = layout.Take<std::int64_t>(kv_heads);
+    s.summary_bytes = layout.Take<std::uint64_t>(kv_heads);
     s.tail = TakeStates(layout, args.shape.q_heads, p.head_dim);
-    order = layout.Take<std::int32_t>(clusters * kv_heads);
-    mass = layout.Take<double>(clusters * kv_heads);
+    opened = layout.Take<HeadSet>(flat_clusters * kv_heads);
+    order = layout.Take<std::int32_t>(flat_clusters * kv_heads);
+    mass = layout.Take<double>(flat_clusters * kv_heads);
+    if (args.hierarchical) walks = ClusterWalk::Take(layout, static_cast<std::size_t>(args.shape.q_heads), clusters);
     s.gathered = layout.Take<Gathered>(args.n_threads);
     for (int thread = 0; thread < args.n_threads; ++thread) {
       Gathered gathered;
@@ -355,11 +284,16 @@ Status Select(const StepArgs& args, const Prepared& p, std::span<const float> ta
   void* memory = Reserve(args, ScratchUser::kSelect, lay_out(nullptr));
   if (memory == nullptr) return OutOfMemory();
   lay_out(memory);
+  for (int h = 0; h < kv_heads; ++h) s.n_runs[h] = s.union_rows[h] = s.opened_rows[h] = 0;
+  *out = s;
+  if (args.hierarchical) {
+    SelectByWalk(args, p, taus, walks, s);
+    return Status::Ok();
+  }
   ParallelFor(args.n_threads, kv_heads, [&](std::int64_t kv_head, int) {
     const std::size_t at = clusters * static_cast<std::size_t>(kv_head);
-    SelectForKvHead(args, p, taus, static_cast<int>(kv_head), order + at, mass + at, s);
+    SelectForKvHead(args, p, taus, static_cast<int>(kv_head), opened + at, order + at, mass + at, s);
   });
-  *out = s;
   return Status::Ok();
 }
 
@@ -381,21 +315,32 @@ void AttendPiece(const StepArgs& args, const Prepared& p, const Selected& select
   }
 }
 
-// out = (exact numerator + tail numerator) / (exact mass + tail mass).
-void WriteOutput(const SoftmaxState& state, float sink, int head_dim, float* out) {
+}  // namespace
+
+void step_parts::AddOpened(const Prepared& p, int kv_head, const Block& block, int c, const HeadSet& heads,
+                           const Selected& out) {
+  const std::int64_t begin = block.partition.offsets[c];
+  const std::int64_t end = block.partition.offsets[c + 1];
+  out.union_rows[kv_head] += end - begin;
+  out.opened_rows[kv_head] += (end - begin) * static_cast<std::int64_t>(heads.count());
+  PackedRun* next = out.runs + std::int64_t{kv_head} * p.n_clusters + out.n_runs[kv_head];
+  if (out.n_runs[kv_head] > 0) {
+    PackedRun& previous = next[-1];
+    if (previous.block == &block && previous.end == begin && previous.heads == heads) {
+      previous.end = end;
+      return;
+    }
+  }
+  *next = {&block, begin, end, heads};
+  ++out.n_runs[kv_head];
+}
+
+void step_parts::WriteOutput(const SoftmaxState& state, float sink, int head_dim, float* out) {
   const float gauge = std::max(state.max[0], sink);
   const float factor = std::exp(state.max[0] - gauge);
   const float mass = factor * state.sum[0] + (sink == kNoMass ? 0.0f : std::exp(sink - gauge));
   for (int d = 0; d < head_dim; ++d) out[d] = factor * state.num[d] / mass;
 }
-
-std::uint64_t SummaryBytes(std::span<const Region> regions, int kv_head) {
-  std::uint64_t bytes = 0;
-  for (const Region& region : regions) bytes += region.heads[kv_head].SummaryBytes();
-  return bytes;
-}
-
-}  // namespace
 
 std::int64_t VisiblePrefix(const VisibleSets& visible, std::int64_t n_kv) {
   if (visible.words == nullptr) return n_kv;
@@ -504,9 +449,11 @@ Status AttendSparse(const StepArgs& args, std::span<const float> taus, const Out
     WriteOutput(At(p.exact, h, head_dim), SinkLogit(args.params, h), head_dim, out.data + h * out.head_stride);
   }
 
-  for (int kv_head = 0; kv_head < kv_heads; ++kv_head) stats->stat_opened_rows += selected.opened_rows[kv_head];
+  for (int kv_head = 0; kv_head < kv_heads; ++kv_head) {
+    stats->stat_opened_rows += selected.opened_rows[kv_head];
+    stats->stat_scored += selected.scored[kv_head];
+  }
   stats->stat_exact_rows += args.exact_rows * q_heads;
-  stats->stat_scored += std::uint64_t{1} * p.n_clusters * q_heads;
   stats->stat_calls += q_heads;
   const auto exact_rows = static_cast<std::uint64_t>(args.exact_rows);
   const std::uint64_t packed_row = 2 * RowBytes(PackedType(args.config.packed_format), head_dim);
@@ -516,7 +463,7 @@ Status AttendSparse(const StepArgs& args, std::span<const float> taus, const Out
     const HeadReads reads = {
         .rows_read = packed_rows + exact_rows,
         .rows_visible = exact_rows + (args.regions.back().end - args.regions.front().begin),
-        .bytes_read = packed_rows * packed_row + exact_rows * cache_row + SummaryBytes(args.regions, kv_head)};
+        .bytes_read = packed_rows * packed_row + exact_rows * cache_row + selected.summary_bytes[kv_head]};
     stats->union_rows += reads.rows_read;
     stats->visible_rows += reads.rows_visible;
     stats->bytes_read += reads.bytes_read;
@@ -527,6 +474,7 @@ Status AttendSparse(const StepArgs& args, std::span<const float> taus, const Out
 }
 
 Status RecordStep(const StepArgs& args, const OutView& exact_output, CalibrationWindow* window) {
+  if (args.hierarchical) return RecordWalk(args, exact_output, window);
   const int kv_heads = args.shape.kv_heads;
   const int q_heads = args.shape.q_heads;
   const int head_dim = args.shape.head_dim;

@@ -47,6 +47,7 @@ struct StepArgs {
   int n_threads = 1;
   Workspace& workspace;
   HeadReads* reads = nullptr;  // [kv_heads], counted up; nullptr: not counted
+  bool hierarchical = false;   // clusters are found by a walk (cluster_walk.h): the regions have the nodes of a tree
 };
 
 // Sparse attention at threshold taus[h] for query head h. Adds what it read to `stats`. kOutOfMemory leaves `out` and

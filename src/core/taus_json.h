@@ -25,11 +25,11 @@ void VisitTausConfig(ConfigType& config, Visitor visitor) {
   if (config.preset == Preset::kFast) {
     visitor("kmeans_rounds", config.kmeans_rounds);
     visitor("tail_shrink", config.tail_shrink);
-    visitor(kSelectionKey, config.selection);
   } else {
     visitor("rebuild_interval", config.rebuild_interval);
     visitor("rank", config.rank);
   }
+  visitor(kSelectionKey, config.selection);
 }
 
 // Values of the enumerations among them, in the order of their enumerators. Thresholds are for flat or for hierarchical

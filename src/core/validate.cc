@@ -106,9 +106,6 @@ Status ValidateConfig(const Config& config) {
   if (config.selection > Selection::kAutomatic) {
     return Status::Invalid("selection is not known, must be flat, hierarchical or automatic");
   }
-  if (!fast && config.selection != Selection::kFlat) {
-    return Status::Invalid("selection must be flat: preset seed knows no other");
-  }
   return fast ? ValidateBlocks(config) : Status::Ok();
 }
 

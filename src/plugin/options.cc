@@ -57,11 +57,6 @@ bool SeedPacks(std::optional<PackedFormat> format) {
   return format != PackedFormat::kInt8 && format != PackedFormat::kNone;
 }
 
-// What the preset makes of the user's choice.
-Selection SelectionFor(const Options& options) {
-  return options.config.preset == Preset::kFast ? options.selection : Selection::kFlat;
-}
-
 std::string Bad(std::string_view value, std::string_view allowed) {
   std::string message = "\"";
   message.append(value).append("\" is not allowed; use ").append(allowed);
@@ -134,14 +129,12 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
   if (name == "preset") {
     Preset preset;
     if (!ParsePreset(value, &preset)) return Bad(value, "fast or seed");
-    if (preset == Preset::kSeed && options->selection == Selection::kHierarchical) {
-      return "preset seed has no hierarchical selection: set selection to auto or flat";
-    }
     if (preset == Preset::kSeed && !SeedPacks(options->packed)) {
       return "preset seed packs rows as q8_0 or f16: set packed to one of them or to auto";
     }
+    const Selection selection = options->config.selection;
     options->config = ConfigFor(preset);
-    options->config.selection = SelectionFor(*options);
+    options->config.selection = selection;
     if (options->packed) options->config.packed_format = *options->packed;
     if (!options->tolerance_chosen) options->tolerance = DefaultTolerance(preset);
     return {};
@@ -149,11 +142,7 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
   if (name == "selection") {
     const auto* found = std::ranges::find(kSelections, value, &NamedSelection::name);
     if (found == std::end(kSelections)) return Bad(value, "auto, flat or hierarchical");
-    if (found->selection == Selection::kHierarchical && options->config.preset == Preset::kSeed) {
-      return "preset seed has no hierarchical selection: use auto or flat";
-    }
-    options->selection = found->selection;
-    options->config.selection = SelectionFor(*options);
+    options->config.selection = found->selection;
     return {};
   }
   if (name == "packed") {

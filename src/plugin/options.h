@@ -34,8 +34,7 @@ inline constexpr Preset kDefaultPreset = Preset::kFast;
 
 struct Options {
   Mode mode = Mode::kAuto;
-  Config config = ConfigFor(kDefaultPreset);  // with the selection below where the preset knows it
-  Selection selection = Selection::kFlat;
+  Config config = ConfigFor(kDefaultPreset);
   std::optional<PackedFormat> packed;                  // otherwise the preset's
   float tolerance = DefaultTolerance(kDefaultPreset);  // accepted relative error of a head's output
   bool tolerance_chosen = false;                       // otherwise it follows the preset

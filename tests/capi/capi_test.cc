@@ -1014,8 +1014,8 @@ TEST(CApiSelection, FollowsTheConfigAndTheCaller) {
   EXPECT_EQ(scsa_layer_selection(free.get()), SCSA_SELECTION_HIERARCHICAL);
   config = CConfig(SCSA_PRESET_SEED);
   config.selection = SCSA_SELECTION_HIERARCHICAL;
-  EXPECT_EQ(scsa_validate_config(&config), SCSA_INVALID_ARGUMENT);
-  EXPECT_TRUE(ErrorSays("preset seed"));
+  const CLayer seed = NewLayer(config);
+  EXPECT_EQ(scsa_layer_selection(seed.get()), SCSA_SELECTION_HIERARCHICAL);
 }
 
 TEST(CApiErrors, BadCallsLeaveTheOutput) {

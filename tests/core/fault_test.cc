@@ -412,7 +412,9 @@ INSTANTIATE_TEST_SUITE_P(All, FaultTest,
                          ::testing::Values(Fault{Preset::kFast, 1, false}, Fault{Preset::kFast, 1, true},
                                            Fault{Preset::kFast, 1, false, Selection::kHierarchical},
                                            Fault{Preset::kFast, 1, true, Selection::kHierarchical},
-                                           Fault{Preset::kSeed, 1, false}, Fault{Preset::kSeed, 1, true}),
+                                           Fault{Preset::kSeed, 1, false}, Fault{Preset::kSeed, 1, true},
+                                           Fault{Preset::kSeed, 1, false, Selection::kHierarchical},
+                                           Fault{Preset::kSeed, 1, true, Selection::kHierarchical}),
                          NameOf);
 #endif
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Layer whose clusters are found by a walk: that the tree follows the plan, when automatic selection is which, and
-// what its thresholds and its memory are.
+// A Layer of preset `fast` whose clusters are found by a walk: that the tree follows the plan, when automatic selection
+// is which, and what its thresholds and its memory are.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -267,13 +267,16 @@ TEST(HierarchicalMemory, WithoutRoomForTheTreeAutomaticSelectionStaysFlat) {
   EXPECT_EQ(decoder.layer->selection(), Selection::kFlat);
 }
 
-TEST(HierarchicalConfig, BelongsToPresetFast) {
-  Config config = ConfigFor(Preset::kSeed);
-  config.selection = Selection::kHierarchical;
-  EXPECT_EQ(ValidateConfig(config).message(), "selection must be flat: preset seed knows no other");
-  config = ConfigFor(Preset::kFast);
-  config.selection = static_cast<Selection>(3);
-  EXPECT_EQ(ValidateConfig(config).message(), "selection is not known, must be flat, hierarchical or automatic");
+TEST(HierarchicalConfig, KnowsThreeSelections) {
+  for (const Preset preset : {Preset::kSeed, Preset::kFast}) {
+    Config config = ConfigFor(preset);
+    for (const Selection selection : {Selection::kFlat, Selection::kHierarchical, Selection::kAutomatic}) {
+      config.selection = selection;
+      EXPECT_TRUE(ValidateConfig(config).ok());
+    }
+    config.selection = static_cast<Selection>(3);
+    EXPECT_EQ(ValidateConfig(config).message(), "selection is not known, must be flat, hierarchical or automatic");
+  }
 }
 
 }  // namespace

@@ -95,20 +95,16 @@ TEST(SetOption, ThePresetBringsItsToleranceUnlessOneWasChosen) {
   EXPECT_FLOAT_EQ(o.tolerance, 0.1f);
 }
 
-TEST(SetOption, TheSelectionIsThatOfThePresetFast) {
+TEST(SetOption, TheSelectionOutlivesThePreset) {
   Options o;
   EXPECT_EQ(o.config.selection, Selection::kFlat);
   EXPECT_EQ(SetOption("selection", "hierarchical", &o), "");
   EXPECT_EQ(o.config.selection, Selection::kHierarchical);
-  EXPECT_NE(SetOption("preset", "seed", &o).find("no hierarchical selection"), std::string::npos);
-  EXPECT_EQ(o.config.preset, Preset::kFast);
-  EXPECT_EQ(SetOption("selection", "auto", &o), "");
-  EXPECT_EQ(o.config.selection, Selection::kAutomatic);
   EXPECT_EQ(SetOption("preset", "seed", &o), "");
-  EXPECT_EQ(o.config.selection, Selection::kFlat);
+  EXPECT_EQ(o.config.preset, Preset::kSeed);
+  EXPECT_EQ(o.config.selection, Selection::kHierarchical);
   EXPECT_TRUE(ValidateConfig(o.config).ok());
-  EXPECT_NE(SetOption("selection", "hierarchical", &o).find("no hierarchical selection"), std::string::npos);
-  // The choice outlives the preset that had no use for it.
+  EXPECT_EQ(SetOption("selection", "auto", &o), "");
   EXPECT_EQ(SetOption("preset", "fast", &o), "");
   EXPECT_EQ(o.config.selection, Selection::kAutomatic);
   EXPECT_EQ(SetOption("selection", "flat", &o), "");
