@@ -32,8 +32,12 @@ struct OwnFacts {
   std::optional<PackedFormat> packed = std::nullopt;  // otherwise the preset's
 };
 constexpr std::array kOwn = {
-    OwnFacts{"fast", Preset::kFast}, OwnFacts{"fast-int8", Preset::kFast, scsa::Selection::kFlat, PackedFormat::kInt8},
-    OwnFacts{"hierarchical", Preset::kFast, scsa::Selection::kHierarchical}, OwnFacts{"seed", Preset::kSeed}};
+    OwnFacts{"fast", Preset::kFast},
+    OwnFacts{"fast-int8", Preset::kFast, scsa::Selection::kFlat, PackedFormat::kInt8},
+    OwnFacts{"hierarchical", Preset::kFast, scsa::Selection::kHierarchical},
+    OwnFacts{"seed", Preset::kSeed},
+    OwnFacts{"seed-hierarchical", Preset::kSeed, scsa::Selection::kHierarchical},
+};
 constexpr std::size_t kBudgetOf = 0;        // whose bytes the other methods get
 constexpr std::array kShares = {0.1, 0.2};  // fixed budgets, of exact attention's bytes
 

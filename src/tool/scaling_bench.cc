@@ -100,11 +100,8 @@ Spread Milliseconds(std::span<const double> seconds) {
 }  // namespace
 
 std::vector<ScalingMode> ScalingModes(Preset preset) {
-  std::vector<ScalingMode> modes = {{"flat", ConfigFor(preset)}};
-  if (preset == Preset::kFast) {
-    modes.push_back({"hierarchical", ConfigFor(preset)});
-    modes.back().config.selection = Selection::kHierarchical;
-  }
+  std::vector<ScalingMode> modes = {{"flat", ConfigFor(preset)}, {"hierarchical", ConfigFor(preset)}};
+  modes.back().config.selection = Selection::kHierarchical;
   return modes;
 }
 
@@ -124,8 +121,9 @@ std::uint64_t ScalingPlanBytes(const Shape& shape, const Config& config, std::in
                (layout.key_bytes() + layout.value_bytes() + 2 * (std::uint64_t{1} + layout.slots()) + node);
   }
   // Two packed rows, fingerprint and member index of each row; splitting halves, so that a cluster has more than half
-  // of its most members.
-  return head_rows * (2 * packed_row + 8) + 2 * head_rows / config.cluster_size * (config.rank + 3) * value;
+  // of its most members. There is a node of three vectors for each cluster.
+  const int vectors = config.rank + 3 + (config.selection == Selection::kFlat ? 0 : 3);
+  return head_rows * (2 * packed_row + 8) + 2 * head_rows / config.cluster_size * vectors * value;
 }
 
 ScalingResult MeasureScaling(const ScalingOptions& options, const ScalingMode& mode, const SyntheticCache& cache,

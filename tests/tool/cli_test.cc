@@ -217,11 +217,13 @@ TEST_F(CliTest, BenchScalingWritesJson) {
   EXPECT_EQ(result.status, 0) << result.err;
   EXPECT_EQ(result.err, "");
   EXPECT_EQ(result.out.rfind("preset seed, 2 query heads, 1 KV heads, head size 32, f16 | ", 0), 0u) << result.out;
-  EXPECT_NE(result.out.find("\nflat  1024  "), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("\nflat          1024  "), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("\nhierarchical  2048  "), std::string::npos) << result.out;
   std::ifstream file(json);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   EXPECT_EQ(text.rfind("[\n  {\n    \"rows\": 1024,", 0), 0u) << text;
   EXPECT_NE(text.find("\"mode\": \"flat\""), std::string::npos);
+  EXPECT_NE(text.find("\"mode\": \"hierarchical\""), std::string::npos);
 }
 
 TEST_F(CliTest, PlacesThatCannotBeWritten) {

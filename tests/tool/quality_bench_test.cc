@@ -134,7 +134,12 @@ TEST(MeasureQuality, OthersGetTheBytesOfFast) {
   EXPECT_GT(hierarchical.err_mean, 0.0);
   EXPECT_LT(hierarchical.err_mean, 0.1);
   EXPECT_LT(hierarchical.rows_read, 1.0);
-  EXPECT_EQ(Find(results, "seed", "tolerance 0.025").tolerance, 0.025);
+  const QualityResult& seed = Find(results, "seed", "tolerance 0.025");
+  EXPECT_EQ(seed.tolerance, 0.025);
+  const QualityResult& seed_hierarchical = Find(results, "seed-hierarchical", "tolerance 0.025");
+  EXPECT_NE(seed_hierarchical.err_mean, seed.err_mean);
+  EXPECT_GT(seed_hierarchical.err_mean, 0.0);
+  EXPECT_LT(seed_hierarchical.err_mean, 0.1);
   const double page = 16.0 / 1500.0;
   for (const char* method : {"streaming", "quest", "top-k"}) {
     const QualityResult& equal = Find(results, method, "as fast");

@@ -33,6 +33,7 @@ TEST(MeasureScaling, TauZeroReadsEverything) {
     std::vector<std::string> names;
     for (const ScalingMode& mode : ScalingModes(preset)) {
       names.push_back(mode.name);
+      EXPECT_EQ(mode.config.selection, names.size() == 1 ? Selection::kFlat : Selection::kHierarchical);
       const ScalingResult result = MeasureScaling(options, mode, cache, 4096, progress);
       EXPECT_EQ(result.rows, 4096);
       EXPECT_EQ(result.mode, mode.name);
@@ -43,8 +44,7 @@ TEST(MeasureScaling, TauZeroReadsEverything) {
       EXPECT_GT(result.plan_bytes, 0u);
       EXPECT_LE(result.plan_bytes, ScalingPlanBytes(options.shape, mode.config, 4096) * 3 / 2);
     }
-    EXPECT_EQ(names, preset == Preset::kSeed ? std::vector<std::string>{"flat"}
-                                             : (std::vector<std::string>{"flat", "hierarchical"}));
+    EXPECT_EQ(names, (std::vector<std::string>{"flat", "hierarchical"}));
   }
 }
 
