@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/coverage.h"
 
+#include <algorithm>
 #include <bit>
 
 namespace scsa {
@@ -30,29 +31,42 @@ bool IsUsable(const BlockPlan& plan, int block, std::int64_t n_kv, const std::ui
 
 }  // namespace
 
-void Coverage::Find(const BlockPlan& plan, std::int64_t n_kv, const std::uint64_t* visible) {
-  usable.assign(plan.n_blocks(), 0);
+// Those of the first addressable_ blocks that are usable, and the exact runs before the last of them ends.
+void Coverage::FindBlocks(const BlockPlan& plan, const std::uint64_t* visible) {
+  usable.assign(static_cast<std::size_t>(addressable_), 0);
+  usable_blocks = 0;
+  usable_rows = 0;
+  exact_runs.clear();
+  std::int64_t covered = 0;  // end of the last usable block
   int last = 0;
-  for (int b = 0; b < plan.n_blocks(); ++b) {
-    if (!IsUsable(plan, b, n_kv, visible)) continue;
-    usable[b] = 1;
+  for (int b = 0; b < addressable_; ++b) {
+    if (!plan.built(b) || !AllVisible(plan, b, visible)) continue;
+    // The first block begins behind rows that are always exact.
+    if (covered < plan.FirstRow(b)) exact_runs.emplace_back(covered, plan.FirstRow(b));
+    usable[static_cast<std::size_t>(b)] = 1;
+    ++usable_blocks;
+    usable_rows += static_cast<std::uint64_t>(plan.EndRow(b) - plan.FirstRow(b));
+    covered = plan.EndRow(b);
     last = b + 1;
   }
-  usable.resize(last);
+  usable.resize(static_cast<std::size_t>(last));
+}
 
-  exact_runs.clear();
-  if (last > 0 && usable[0] != 0 && plan.FirstRow(0) > 0) exact_runs.emplace_back(0, plan.FirstRow(0));
-  for (int b = 0; b < last;) {
-    if (usable[b] != 0) {
-      ++b;
-      continue;
-    }
-    int end = b;
-    while (end < last && usable[end] == 0) ++end;
-    exact_runs.emplace_back(std::int64_t{b} * plan.block_rows(), std::int64_t{end} * plan.block_rows());
-    b = end;
+void Coverage::Find(const BlockPlan& plan, std::int64_t n_kv, const std::uint64_t* visible) {
+  const auto addressable = static_cast<int>(std::min<std::int64_t>(n_kv / plan.block_rows(), plan.n_blocks()));
+  if (found_ && addressable == addressable_ && plan.changes() == changes_ &&
+      std::equal(words_.begin(), words_.end(), visible)) {
+    exact_runs.resize(inner_runs_);
+  } else {
+    found_ = false;
+    addressable_ = addressable;
+    changes_ = plan.changes();
+    words_.assign(visible, visible + std::int64_t{addressable} * plan.block_rows() / 64);
+    FindBlocks(plan, visible);
+    inner_runs_ = exact_runs.size();
+    found_ = true;
   }
-  const std::int64_t covered = std::int64_t{last} * plan.block_rows();
+  const std::int64_t covered = std::int64_t{n_blocks()} * plan.block_rows();
   if (covered < n_kv) exact_runs.emplace_back(covered, n_kv);
 }
 

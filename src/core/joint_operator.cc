@@ -14,8 +14,14 @@ namespace {
 
 constexpr int kBlocksPerCheck = 8;
 
-// Parts of what a KV head reads after a walk.
-constexpr int kWalkParts = 8;
+// Parts of what a KV head reads where every cluster is scored: one for the tail of each chunk, and at least so many.
+constexpr int kLeastParts = 2;
+
+// Parts of what a KV head reads after a walk: so many of all KV heads together, up to kMostWalkParts of one, and none
+// that is not worth its state for this many rows or as much work.
+constexpr int kWalkParts = 32;
+constexpr int kMostWalkParts = 8;
+constexpr std::int64_t kWalkPartRows = 64;
 
 Status OutOfMemory() { return {StatusCode::kOutOfMemory, std::string()}; }
 
@@ -36,6 +42,12 @@ void WaitFor(const std::atomic<bool>& flag) {
 JointOperator::JointOperator(const Shape& shape, const Config& config)
     : shape_(shape), config_(config), scoring_(shape, config), heads_(std::make_unique<Head[]>(shape.kv_heads)) {}
 JointOperator::~JointOperator() = default;
+
+// Most parts of what a KV head reads once its opened set is decided.
+int JointOperator::ReadingParts(const JointQuery& query) const {
+  if (query.tree == nullptr) return std::max(scoring_.n_chunks(), kLeastParts);
+  return std::clamp(kWalkParts / shape_.kv_heads, kLeastParts, kMostWalkParts);
+}
 
 // The walk of a KV head whose exact parts are done, at its beginning.
 void JointOperator::StartWalk(const BlockPlan& plan, const JointQuery& query, int kv_head) {
@@ -69,7 +81,13 @@ bool JointOperator::Decide(const BlockPlan& plan, const JointQuery& query, int k
   } catch (const std::bad_alloc&) {
     return false;
   }
-  if (query.tree != nullptr) return true;
+  if (query.tree != nullptr) {
+    const std::int64_t work = static_cast<std::int64_t>(head.rows.n_rows()) + head.walk->scored_nodes() +
+                              head.walk->scored_blocks() * std::int64_t{plan.slots()} / 2;
+    head.reading_parts = static_cast<int>(std::clamp<std::int64_t>(work / kWalkPartRows, 1, ReadingParts(query)));
+    return true;
+  }
+  head.reading_parts = ReadingParts(query);
   // Opened clusters have no tail.
   for (int i = 0; i < shape_.group(); ++i) {
     float* tails = scoring_.tails(kv_head * shape_.group() + i);
@@ -116,7 +134,7 @@ Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std
   // the second half, which wait for the opened set of their head. Whoever finishes the last part of a head decides its
   // opened set, or merges its states. Tasks are claimed in ascending order, so whoever waits waits for running threads.
   const int n_scoring = scoring_.n_parts();
-  const int n_reading = query.tree != nullptr ? kWalkParts : std::max(scoring_.n_chunks(), 2);
+  const int n_reading = ReadingParts(query);
   StateArray parts;
   const auto lay_out = [&](void* block) {
     ScratchLayout layout(block);
@@ -135,7 +153,7 @@ Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std
   std::atomic<bool> out_of_memory{false};
   const auto finish = [&](int kv_head) {
     const SoftmaxState total = scoring_.exact(kv_head);
-    for (int part = 0; part < n_reading; ++part) {
+    for (int part = 0; part < heads_[kv_head].reading_parts; ++part) {
       MergeStates(head_dim, group, parts[static_cast<std::size_t>(kv_head) * n_reading + part], total);
     }
     for (int i = 0; i < group; ++i) {
@@ -168,10 +186,11 @@ Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std
     }
     const auto kv_head = static_cast<int>((task - first_reading) / n_reading);
     const auto part = static_cast<int>((task - first_reading) % n_reading);
-    const SoftmaxState state = parts.Cleared(static_cast<std::size_t>(task - first_reading));
     WaitFor(heads_[kv_head].decided);
     if (out_of_memory.load(std::memory_order_relaxed)) return;
-    Read(query, kv_head, part, n_reading, state);
+    if (const int n_parts = heads_[kv_head].reading_parts; part < n_parts) {
+      Read(query, kv_head, part, n_parts, parts.Cleared(static_cast<std::size_t>(task - first_reading)));
+    }
     if (heads_[kv_head].reading_left.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(kv_head);
   });
   if (changed) return {StatusCode::kFailedPrecondition, std::string()};
@@ -186,20 +205,13 @@ void JointOperator::Count(const BlockPlan& plan, const JointQuery& query, LayerS
   const Coverage& coverage = scoring_.coverage();
   std::uint64_t exact_rows = 0;
   for (const auto& [first, end] : coverage.exact_runs) exact_rows += CountVisible(query.visible, first, end);
-  std::uint64_t usable_rows = 0;
-  std::uint64_t usable_blocks = 0;
-  for (int b = 0; b < coverage.n_blocks(); ++b) {
-    if (coverage.usable[b] == 0) continue;
-    usable_rows += plan.EndRow(b) - plan.FirstRow(b);
-    ++usable_blocks;
-  }
   const std::uint64_t cache_row = RowBytes(kv.k_type, shape_.head_dim) + RowBytes(kv.v_type, shape_.head_dim);
   const std::uint64_t opened_row = plan.OpenedRowBytes(kv);
   const auto group = static_cast<std::uint64_t>(shape_.group());
   for (int h = 0; h < shape_.kv_heads; ++h) {
     const std::uint64_t opened_rows = heads_[h].rows.n_rows();
-    std::uint64_t scored = usable_blocks * plan.slots();
-    std::uint64_t summary_bytes = usable_blocks * plan.SummaryBytesPerBlock();
+    std::uint64_t scored = coverage.usable_blocks * plan.slots();
+    std::uint64_t summary_bytes = coverage.usable_blocks * plan.SummaryBytesPerBlock();
     if (query.tree != nullptr) {
       const FrontierWalk& walk = *heads_[h].walk;
       scored = walk.scored_nodes() + walk.scored_blocks() * plan.slots();
@@ -211,7 +223,7 @@ void JointOperator::Count(const BlockPlan& plan, const JointQuery& query, LayerS
     stats.stat_scored += group * scored;
     stats.stat_calls += group;
     const HeadReads reads = {.rows_read = opened_rows + exact_rows,
-                             .rows_visible = exact_rows + usable_rows,
+                             .rows_visible = exact_rows + coverage.usable_rows,
                              .bytes_read = opened_rows * opened_row + exact_rows * cache_row + summary_bytes};
     stats.union_rows += reads.rows_read;
     stats.visible_rows += reads.rows_visible;

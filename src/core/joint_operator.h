@@ -60,12 +60,14 @@ class JointOperator {
     std::vector<std::int32_t> opened;    // clusters
     OpenedRows rows;                     // of the opened clusters
     std::vector<std::int32_t> counts;    // of Replay: opened clusters per threshold
+    int reading_parts = 0;               // of what is read: the others are empty
     // Of one call: parts of either half that are not done, and whether the opened set is decided.
     std::atomic<int> scoring_left{0};
     std::atomic<int> reading_left{0};
     std::atomic<bool> decided{false};
   };
 
+  int ReadingParts(const JointQuery& query) const;
   bool Decide(const BlockPlan& plan, const JointQuery& query, int kv_head, float tau);
   void StartWalk(const BlockPlan& plan, const JointQuery& query, int kv_head);
   void Read(const JointQuery& query, int kv_head, int part, int n_parts, const SoftmaxState& state) const;

@@ -139,10 +139,7 @@ void PromptOperator::RunTile(const Call& call, Task& task, Lists& lists, const S
 
   lists.coverage.Find(call.plan, query.kv.n_kv, lists.seen_by_all.data());
   const Coverage& coverage = lists.coverage;
-  std::uint64_t covered = 0;
-  for (int b = 0; b < coverage.n_blocks(); ++b) {
-    if (coverage.usable[b] != 0) covered += static_cast<std::uint64_t>(call.plan.EndRow(b) - call.plan.FirstRow(b));
-  }
+  const std::uint64_t covered = coverage.usable_rows;
   const bool pays = covered >= kMinCoveredRows && (task.measure || call.thresholds.heads()[h].tau > 0.0f);
   BeginTile(args, scratch.tile);
   const auto attend_exactly = [&](std::int64_t first, std::int64_t end) {

@@ -28,6 +28,7 @@ class CoverageTest : public ::testing::Test {
     config_.sink = sink;
     plan_ = std::make_unique<BlockPlan>(kShape, config_);
     ASSERT_TRUE(plan_->Build(cache_.View(), blocks, 1).status.ok());
+    coverage_ = {};
     visible_.assign(kRows, true);
   }
 
@@ -59,6 +60,8 @@ class CoverageTest : public ::testing::Test {
     }
     EXPECT_EQ(coverage.usable, usable);
     EXPECT_EQ(coverage.n_blocks(), static_cast<int>(usable.size()));
+    EXPECT_EQ(coverage.usable_blocks, std::count(usable.begin(), usable.end(), 1));
+    EXPECT_EQ(coverage.usable_rows, std::count(covered.begin(), covered.end(), 1));
     std::int64_t last_end = 0;
     for (const auto& [first, end] : coverage.exact_runs) {
       EXPECT_EQ(first % 64, 0);
@@ -166,6 +169,54 @@ TEST_F(CoverageTest, EveryRowBelongsToOnePlaceWhateverIsHidden) {
       }
       // The same with all rows addressable.
       ExpectRestated(built, kRows);
+    }
+  }
+}
+
+// One coverage through all of it, as a layer has it: rows that come and go, and blocks that are built, dropped and
+// built anew. Most steps change the end alone, as decoding does.
+TEST_F(CoverageTest, FollowsThePlanAndTheVisibleRowsFromCallToCall) {
+  std::mt19937 random(11);
+  const auto below = [&](std::int64_t n) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n));
+  };
+  for (const int sink : {0, 4, 70}) {
+    Build({0, 1}, sink);
+    std::int64_t n_kv = 300;
+    for (int step = 0; step < 2000; ++step) {
+      const std::int64_t row = below(kRows);
+      switch (below(12)) {
+        case 0:
+          visible_[static_cast<std::size_t>(row)] = !visible_[static_cast<std::size_t>(row)];
+          break;
+        case 1:
+          std::fill(visible_.begin(), visible_.end(), true);
+          break;
+        case 2: {
+          const std::vector<int> block = {static_cast<int>(below(kRows / kBlockSize))};
+          if (plan_->built(block[0])) break;
+          ASSERT_EQ(plan_->Build(cache_.View(), block, 1).built, 1);
+          break;
+        }
+        case 3:
+          plan_->DropWritten(std::vector{row});
+          break;
+        case 4:
+          n_kv = 1 + below(kRows);
+          break;
+        default:
+          n_kv = std::min(n_kv + 1, kRows);
+      }
+      std::vector<int> built;
+      for (int b = 0; b < plan_->n_blocks(); ++b) {
+        if (plan_->built(b)) built.push_back(b);
+      }
+      ExpectRestated(built, n_kv);
+      const std::vector<std::uint64_t> words = test::Bitmap(visible_);
+      Coverage fresh;
+      fresh.Find(*plan_, n_kv, words.data());
+      ASSERT_EQ(coverage_.exact_runs, fresh.exact_runs) << "sink " << sink << " step " << step;
+      ASSERT_FALSE(HasFailure()) << "sink " << sink << " step " << step;
     }
   }
 }
