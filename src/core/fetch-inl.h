@@ -46,11 +46,18 @@ class Fetcher {
 
   HWY_INLINE void Step(std::size_t steps) {
     if (left_ <= 0) return;
-    for (due_ += static_cast<std::int64_t>(steps) * per_step_; due_ >= kUnits; due_ -= kUnits) {
-      FetchIntoL2(next_);
-      next_ += kLineBytes;
-      if (--left_ <= 0) return;
-      if (++line_ == lines_per_row_) {
+    due_ += static_cast<std::int64_t>(steps) * per_step_;
+    // The members live in memory: they are written once for a stretch of lines, not for each line.
+    std::int64_t due = std::min(due_ / kUnits, left_);
+    due_ %= kUnits;
+    left_ -= due;
+    while (due > 0) {
+      const std::int64_t lines = std::min(due, lines_per_row_ - line_);
+      for (std::int64_t i = 0; i < lines; ++i) FetchIntoL2(next_ + i * kLineBytes);
+      due -= lines;
+      line_ += lines;
+      next_ += lines * kLineBytes;
+      if (line_ == lines_per_row_ && due + left_ > 0) {
         line_ = 0;
         ++row_;
         next_ = RowAt();
