@@ -15,12 +15,12 @@ extern "C" {
 
 /* Sets one option by the lower-case name of its environment variable without the SCSA_ prefix: "mode" (auto, exact,
  * off, limit), "preset" (fast, seed), "selection" (auto, flat, hierarchical), "tolerance" (0 ... 1), "calibrate"
- * (steps), "crossover" (cached rows), "taus" (a file of thresholds, read at once; empty: none), "audit" (share,
- * 0 ... 1), "prompt_tolerance" (0 ... 1; 0: prompts are exact), "progress" (0, 1), "stats" (0, 1), "max_mem" (bytes,
- * 512M, 2G, or none; in force at once), "checks" (on, off: to time them; unsafe, in force at once). Returns NULL, or
- * one line that says what is wrong (static or thread-local storage, valid until this thread's next call); then nothing
- * was changed. "mode" takes effect at once for nodes that the plugin already holds, and for others when llama.cpp next
- * builds a graph. Options of the operator hold for layers first seen afterwards. */
+ * (steps), "crossover" (auto, or cached rows), "taus" (a file of thresholds, read at once; empty: none), "audit"
+ * (share, 0 ... 1), "prompt_tolerance" (0 ... 1; 0: prompts are exact), "progress" (0, 1), "stats" (0, 1), "max_mem"
+ * (bytes, 512M, 2G, or none; in force at once), "checks" (on, off: to time them; unsafe, in force at once). Returns
+ * NULL, or one line that says what is wrong (static or thread-local storage, valid until this thread's next call); then
+ * nothing was changed. "mode" takes effect at once for nodes that the plugin already holds, and for others when
+ * llama.cpp next builds a graph. Options of the operator hold for layers first seen afterwards. */
 typedef const char* (*scsa_plugin_set_t)(const char* name, const char* value);
 #define SCSA_PLUGIN_SET "scsa_plugin_set"
 
@@ -61,6 +61,9 @@ struct scsa_plugin_stats {
   uint64_t max_mem;                 /* bytes that plan_bytes is kept to; UINT64_MAX: no limit (not a total) */
   uint64_t evicted_blocks;          /* blocks that gave way to others of more use, or to a lower limit */
   uint64_t refused_blocks;          /* blocks that there was no room for: their rows are read exactly */
+  uint64_t crossover_trials;        /* comparisons of both kinds of step that "crossover" auto went by */
+  uint64_t crossover; /* visible cells from which steps are sparse, or tried again: the option's number, or what the
+                         last trial of any context gave; UINT64_MAX: none is over yet (not a total) */
 };
 typedef void (*scsa_plugin_get_stats_t)(struct scsa_plugin_stats* stats);
 #define SCSA_PLUGIN_GET_STATS "scsa_plugin_get_stats"

@@ -46,6 +46,8 @@ _STATS_FIELDS = (
     "max_mem",
     "evicted_blocks",
     "refused_blocks",
+    "crossover_trials",
+    "crossover",
 )
 
 

@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "core/parallel.h"
+#include "plugin/crossover.h"
 #include "plugin/layer_table.h"
 #include "plugin/mask.h"
 #include "plugin/node.h"
@@ -139,7 +140,8 @@ constexpr int kMaxDecodeRows = 16;
 // Whether plans may serve this cache at all; the operator itself still has the last word.
 bool SparseEligible(const AttentionNode& a, Mode mode, std::uint64_t visible) {
   if (mode != Mode::kAuto || a.params.softcap != 0.0f) return false;
-  if (visible < static_cast<std::uint64_t>(CurrentCrossover())) return false;
+  const std::int64_t crossover = CurrentCrossover();
+  if (visible < (crossover == kAutoCrossover ? Crossover::kFirst : static_cast<std::uint64_t>(crossover))) return false;
   LayerTable& table = LayerTable::Get();
   return table.Tracked(a.k_root) && table.Tracked(a.v_root);
 }
@@ -218,7 +220,7 @@ Status ComputeStream(BackendState& state, const AttentionNode& a, int stream, Mo
   if (eligible && a.n_q == 1) {
     CachedLayer::Outcome outcome;
     const Status status = WithLayer(state, a, stream, [&](CachedLayer& layer) {
-      return layer.Attend(a, stream, state.visible.data(), state.n_threads, state.workspace, &outcome);
+      return layer.Attend(a, stream, state.visible.data(), visible, state.n_threads, state.workspace, &outcome);
     });
     if (status.ok()) {
       const bool sparse = outcome.path == kSparse;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <new>
@@ -189,23 +190,23 @@ Verify CachedLayer::BeginStep(const VisibleSets& sets, int n_q, std::int64_t n_k
   const std::span<const std::uint64_t> visible = AnyVisible(sets, n_q, n_kv);
   // Steps without checks may have missed anything.
   bool full = unchecked_;
-  if (witness_->IsWitness(index_)) {
+  if (witness_.IsWitness(index_)) {
     const CellWitness::Keys keys{static_cast<const std::byte*>(key_.k), key_.k_row_stride,
                                  RowBytes(key_.k_type, key_.shape.head_dim)};
-    const bool changed = witness_->Look(keys, visible, seen_, written_);
+    const bool changed = witness_.Look(keys, visible, seen_, written_);
     // Cells that it did not see before it cannot judge; a layer that missed the last step would not know.
     full = Jumped(visible) || full;
-    witness_->Report(changed || full);
+    witness_.Report(changed || full);
   } else {
     // Every graph writes before it attends: without a write this is the graph of the last step. In another one the
     // witness should have come first; where it failed, it says nothing.
-    full = full || (n_written_ > 0 && witness_->reports() == reports_);
+    full = full || (n_written_ > 0 && witness_.reports() == reports_);
     full = Jumped(visible) || full;
   }
-  full = full || witness_->alarms() != alarms_;
+  full = full || witness_.alarms() != alarms_;
   n_written_ = 0;
-  reports_ = witness_->reports();
-  alarms_ = witness_->alarms();
+  reports_ = witness_.reports();
+  alarms_ = witness_.alarms();
   unchecked_ = false;
   return full ? Verify::kFull : Verify::kSample;
 }
@@ -237,6 +238,7 @@ Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets
   if (!status.ok()) return status;
 
   outcome->path = 0;
+  outcome->build_ns = after.build_ns - before.build_ns;
   if (after.sparse_steps != before.sparse_steps) {
     outcome->path = 1;
     LogReads();
@@ -258,10 +260,39 @@ Status CachedLayer::Step(const QueryView& q, const KvView& kv, const VisibleSets
   return status;
 }
 
-Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
-                           Workspace& workspace, Outcome* outcome) {
+Status CachedLayer::Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, std::uint64_t n_visible,
+                           int n_threads, Workspace& workspace, Outcome* outcome) {
   const VisibleSets sets{visible, static_cast<std::int64_t>(Words(node.n_kv))};
+  if (CurrentCrossover() == kAutoCrossover) {
+    return Choose(node, stream, sets, n_visible, n_threads, workspace, outcome);
+  }
   return Step(node.Query(stream), node.Kv(stream), sets, node.params, n_threads, workspace, node.Out(stream), outcome);
+}
+
+// A step that is answered exactly leaves the plan as it is, as steps below a fixed crossover do: what is written
+// meanwhile is noted, and the next sparse step builds what is due then.
+Status CachedLayer::Choose(const AttentionNode& node, int stream, const VisibleSets& sets, std::uint64_t n_visible,
+                           int n_threads, Workspace& workspace, Outcome* outcome) {
+  Crossover& crossover = stream_->crossover;
+  if (witness_.IsWitness(index_)) {
+    const int trials = crossover.trials();
+    crossover.BeginStep(n_visible, !layer_->calibrating() || layer_->calibration_steps() > 0);
+    if (crossover.trials() != trials) NoteCrossover(*crossover.bound());
+  }
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  *outcome = {};
+  const Status status = crossover.sparse() ? Step(node.Query(stream), node.Kv(stream), sets, node.params, n_threads,
+                                                  workspace, node.Out(stream), outcome)
+                                           : ExactAttention(node.shape, node.Query(stream), node.Kv(stream), sets,
+                                                            node.params, n_threads, workspace, node.Out(stream));
+  Crossover::Answer answer = Crossover::Answer::kOther;
+  if (status.ok() && outcome->path == 0) answer = Crossover::Answer::kExact;
+  if (status.ok() && outcome->path == 1) answer = Crossover::Answer::kSparse;
+  // Blocks are built in a few steps out of many, for all of them.
+  const Clock::duration elapsed = Clock::now() - start - std::chrono::nanoseconds(outcome->build_ns);
+  crossover.Add(answer, std::chrono::duration<double>(elapsed).count());
+  return status;
 }
 
 Status CachedLayer::AttendPrompt(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
@@ -357,7 +388,7 @@ Status LayerTable::FindOrCreate(const void* owner, const AttentionNode& node, in
   try {
     if (budget_ == nullptr) return Status::OutOfMemory("no memory for plans");
     if (entries_.size() >= kMaxLayers) return {StatusCode::kUnsupported, "too many attention layers in use"};
-    auto made = std::make_shared<CachedLayer>(key, node.layer, WitnessOf(owner, key));
+    auto made = std::make_shared<CachedLayer>(key, node.layer, StreamOf(owner, key));
     Options options = CurrentOptions();
     options.config.seal_delay = std::max(node.layer, 0) % kSealStagger;
     Status status = made->Init(options, GivenTaus(owner, node, options), budget_);
@@ -371,7 +402,7 @@ Status LayerTable::FindOrCreate(const void* owner, const AttentionNode& node, in
       Remove(entries_.size() - 1);
       throw;
     }
-    made->witness()->Join(node.layer);
+    made->stream()->witness.Join(node.layer);
     *layer = std::move(made);
     return Status::Ok();
   } catch (const std::bad_alloc&) {
@@ -379,16 +410,16 @@ Status LayerTable::FindOrCreate(const void* owner, const AttentionNode& node, in
   }
 }
 
-std::shared_ptr<CellWitness> LayerTable::WitnessOf(const void* owner, const LayerKey& key) const {
+std::shared_ptr<CachedLayer::Stream> LayerTable::StreamOf(const void* owner, const LayerKey& key) const {
   for (const Entry& entry : entries_) {
     const LayerKey& other = entry.layer->key();
     // A context has a cache for each kind of layer (sliding window or not), and each has a buffer of its own.
     if (entry.owner == owner && other.k_buffer == key.k_buffer && other.first_row == key.first_row &&
         other.rows == key.rows) {
-      return entry.layer->witness();
+      return entry.layer->stream();
     }
   }
-  return std::make_shared<CellWitness>(key.rows);
+  return std::make_shared<CachedLayer::Stream>(key.rows);
 }
 
 // The thresholds that the user gave for this layer; empty where there are none that fit.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "plugin/cell_witness.h"
+#include "plugin/crossover.h"
 #include "plugin/node.h"
 #include "plugin/options.h"
 #include "scsa/layer.h"
@@ -45,9 +46,16 @@ LayerKey KeyOf(const AttentionNode& node, int stream);
 // One layer and what the plugin knows about its cells.
 class CachedLayer {
  public:
-  // index: of the attention layer in its model, or -1. witness: of the stream.
-  CachedLayer(const LayerKey& key, int index, std::shared_ptr<CellWitness> witness)
-      : key_(key), index_(index), witness_(std::move(witness)) {}
+  // What the layers of one stream of a cache share.
+  struct Stream {
+    explicit Stream(std::int64_t cells) : witness(cells) {}
+    CellWitness witness;
+    Crossover crossover;
+  };
+
+  // index: of the attention layer in its model, or -1.
+  CachedLayer(const LayerKey& key, int index, std::shared_ptr<Stream> stream)
+      : key_(key), index_(index), stream_(std::move(stream)), witness_(stream_->witness) {}
   ~CachedLayer();
 
   // Makes the operator with the given options. With thresholds (one per head) it is sparse at once; otherwise a
@@ -61,7 +69,7 @@ class CachedLayer {
   std::mutex& mutex() { return mutex_; }
   const LayerKey& key() const { return key_; }
   int index() const { return index_; }
-  const std::shared_ptr<CellWitness>& witness() const { return witness_; }
+  const std::shared_ptr<Stream>& stream() const { return stream_; }
   // Whether thresholds are frozen: calibrated or from a file. The others with the mutex held.
   bool calibrated() const { return calibrated_; }
   const Layer& layer() const { return *layer_; }
@@ -76,10 +84,12 @@ class CachedLayer {
     int path = 0;                  // as scsa_attention_call::path
     std::uint64_t rows_read = 0;   // each once per KV head
     std::uint64_t bytes_read = 0;  // 0 when the step was exact: the caller knows
+    std::uint64_t build_ns = 0;    // of the step's time, spent on building blocks
   };
-  // Sparse attention of one query row. `visible` has ceil(n_kv / 64) words. Call with the mutex held.
-  Status Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, int n_threads,
-                Workspace& workspace, Outcome* outcome);
+  // Attention of one query row that sees n_visible cells, sparse unless measurements of the crossover are against it.
+  // `visible` has ceil(n_kv / 64) words. Call with the mutex held.
+  Status Attend(const AttentionNode& node, int stream, const std::uint64_t* visible, std::uint64_t n_visible,
+                int n_threads, Workspace& workspace, Outcome* outcome);
   // Whether prompts are answered sparsely.
   bool sparse_prompts() const { return sparse_prompts_; }
   // Attention of the query rows of a prompt, sparse where that pays. `visible` has ceil(n_kv / 64) words per row.
@@ -93,6 +103,9 @@ class CachedLayer {
                  Workspace& workspace);
 
  private:
+  // The answer that measurements of the crossover choose, timed for them.
+  Status Choose(const AttentionNode& node, int stream, const VisibleSets& sets, std::uint64_t n_visible, int n_threads,
+                Workspace& workspace, Outcome* outcome);
   // Layer::Attend with what goes with it: verification, counters, the end of the calibration window.
   Status Step(const QueryView& q, const KvView& kv, const VisibleSets& sets, const LogitParams& params, int n_threads,
               Workspace& workspace, const OutView& out, Outcome* outcome);
@@ -126,7 +139,8 @@ class CachedLayer {
   std::vector<std::uint64_t> written_;      // cells written since then
   std::vector<std::uint64_t> any_visible_;  // of the present step, where it has several query rows
   std::uint64_t n_written_ = 0;
-  const std::shared_ptr<CellWitness> witness_;
+  const std::shared_ptr<Stream> stream_;
+  CellWitness& witness_;
   std::uint64_t reports_ = 0;     // of the witness, as of the last step
   std::uint64_t alarms_ = 0;      // likewise
   bool unchecked_ = false;        // whether the last step went without checks
@@ -179,7 +193,7 @@ class LayerTable {
   std::unordered_set<const void*> refused_;  // owners whose layers the user's thresholds do not fit
 
   // That of the other layers of the same stream, or a new one. Throws std::bad_alloc.
-  std::shared_ptr<CellWitness> WitnessOf(const void* owner, const LayerKey& key) const;
+  std::shared_ptr<CachedLayer::Stream> StreamOf(const void* owner, const LayerKey& key) const;
   std::vector<float> GivenTaus(const void* owner, const AttentionNode& node, const Options& options);
   void Remove(std::size_t index);
   // Removes a layer whose cache is gone.

@@ -95,7 +95,7 @@ struct Store {
 };
 Store& GlobalStore() { return Immortal<Store>(); }
 std::atomic<Mode> g_mode{Mode::kAuto};
-std::atomic<std::int64_t> g_crossover{kDefaultCrossover};
+std::atomic<std::int64_t> g_crossover{kAutoCrossover};
 std::atomic<bool> g_progress{false};
 std::atomic<bool> g_checks{true};
 std::atomic<bool> g_huge_pages{true};
@@ -169,9 +169,13 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
     return Parse(value, 0, 65536, &options->calibrate) ? "" : Bad(value, "a number of steps, 0 to 65536");
   }
   if (name == "crossover") {
+    if (value == "auto") {
+      options->crossover = kAutoCrossover;
+      return {};
+    }
     return Parse(value, std::int64_t{0}, std::int64_t{1} << 40, &options->crossover)
                ? ""
-               : Bad(value, "a number of cached rows, 0 or more");
+               : Bad(value, "auto or a number of cached rows, 0 or more");
   }
   if (name == "taus") {
     if (value.empty()) {

@@ -16,14 +16,14 @@
 namespace scsa::plugin {
 
 enum class Mode : std::uint8_t {
-  kAuto,   // sparse above the crossover, exact below
+  kAuto,   // sparse from the crossover on, exact below
   kExact,  // the exact kernel always
   kOff,    // everything is ggml's
   kLimit,  // attention answers zeros at no cost: the floor of a decode step's time
 };
 
-// Cached rows from which the sparse operator answers.
-inline constexpr std::int64_t kDefaultCrossover = 3072;
+// The plugin finds by its own measurements from where on the sparse operator answers.
+inline constexpr std::int64_t kAutoCrossover = -1;
 
 // Share of sparse outputs whose error is measured: less than 1 % of the time of decoding.
 inline constexpr double kDefaultAuditShare = 1.0 / 256;
@@ -39,16 +39,16 @@ struct Options {
   float tolerance = DefaultTolerance(kDefaultPreset);  // accepted relative error of a head's output
   bool tolerance_chosen = false;                       // otherwise it follows the preset
   int calibrate = 32;  // steps of the calibration window; 0: none, every head keeps the preset's threshold
-  std::int64_t crossover = kDefaultCrossover;
-  std::shared_ptr<const TausSource> taus;  // thresholds in place of a calibration window; nullptr: none
-  double audit = kDefaultAuditShare;       // AuditConfig::share
-  float prompt_tolerance = 0;              // PromptConfig::tolerance
-  bool progress = false;                   // show the reading of prompts on a terminal
-  bool stats = false;                      // print a summary at exit
-  std::uint64_t max_mem = kNoMemoryLimit;  // bytes that all plans may hold together
-  bool checks = true;                      // compare cached rows with what plans were built from; false: to time that
-  bool huge_pages = true;                  // move caches into them
-  bool cpu_device = false;                 // offer a device for whole graphs; fixed when the library loads
+  std::int64_t crossover = kAutoCrossover;  // or the cached rows from which the sparse operator answers
+  std::shared_ptr<const TausSource> taus;   // thresholds in place of a calibration window; nullptr: none
+  double audit = kDefaultAuditShare;        // AuditConfig::share
+  float prompt_tolerance = 0;               // PromptConfig::tolerance
+  bool progress = false;                    // show the reading of prompts on a terminal
+  bool stats = false;                       // print a summary at exit
+  std::uint64_t max_mem = kNoMemoryLimit;   // bytes that all plans may hold together
+  bool checks = true;                       // compare cached rows with what plans were built from; false: to time that
+  bool huge_pages = true;                   // move caches into them
+  bool cpu_device = false;                  // offer a device for whole graphs; fixed when the library loads
 };
 
 const char* ModeName(Mode mode);

@@ -11,10 +11,16 @@
 #include "plugin/audit_log.h"
 #include "plugin/immortal.h"
 #include "plugin/layer_table.h"
+#include "plugin/options.h"
 
 namespace scsa::plugin {
 
 Counters& GlobalCounters() { return Immortal<Counters>(); }
+
+void NoteCrossover(std::uint64_t cells) {
+  GlobalCounters().crossover.store(cells, std::memory_order_relaxed);
+  Count(GlobalCounters().crossover_trials, 1);
+}
 
 void GetStats(scsa_plugin_stats* stats) {
   const Counters& c = GlobalCounters();
@@ -49,6 +55,9 @@ void GetStats(scsa_plugin_stats* stats) {
   all.prompt_rows_visible = load(c.prompt_rows_visible);
   all.prompt_audited_tiles = load(c.prompt_audited_tiles);
   all.prompt_error_millionths = load(c.prompt_error_millionths);
+  const std::int64_t crossover = CurrentCrossover();
+  all.crossover_trials = load(c.crossover_trials);
+  all.crossover = crossover == kAutoCrossover ? load(c.crossover) : static_cast<std::uint64_t>(crossover);
   if (const auto budget = LayerTable::Get().Budget()) {
     all.plan_bytes = budget->used();
     all.evicted_blocks = budget->evicted_blocks();
@@ -59,6 +68,15 @@ void GetStats(scsa_plugin_stats* stats) {
 }
 
 namespace {
+
+std::string CrossoverLine(const scsa_plugin_stats& s) {
+  if (s.crossover == kNoCrossover) return "scsa: crossover not measured yet\n";
+  char text[128];
+  std::snprintf(text, sizeof(text), "scsa: crossover %llu visible cells (%s)\n",
+                static_cast<unsigned long long>(s.crossover),
+                CurrentCrossover() == kAutoCrossover ? "measured" : "set");
+  return text;
+}
 
 // Where there is a limit.
 std::string MemoryLine(const scsa_plugin_stats& s) {
@@ -127,7 +145,7 @@ std::string StatsSummary() {
                 static_cast<unsigned long long>(s.dropped_blocks), static_cast<unsigned long long>(s.failures),
                 static_cast<unsigned long long>(s.calibrated_layers), ms(s.prompt_ns),
                 static_cast<unsigned long long>(s.prompt_rows));
-  return text + PromptLine(s) + MemoryLine(s) + AuditLine(s);
+  return text + CrossoverLine(s) + PromptLine(s) + MemoryLine(s) + AuditLine(s);
 }
 
 void Log(std::initializer_list<std::string_view> parts) noexcept {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -11,8 +12,10 @@
 
 namespace scsa::plugin {
 
-// Totals of the process; one counter per field of scsa_plugin_stats but those of the memory budget. Lock-free, so that
-// they can be read while other threads compute and when the program exits.
+inline constexpr std::uint64_t kNoCrossover = std::numeric_limits<std::uint64_t>::max();
+
+// Totals of the process, the crossover aside; one counter per field of scsa_plugin_stats but those of the memory
+// budget. Lock-free, so that they can be read while other threads compute and when the program exits.
 struct Counters {
   std::atomic<std::uint64_t> attn_ns{0}, attn_calls{0}, set_rows_ns{0};
   std::atomic<std::uint64_t> sparse_calls{0}, exact_calls{0}, calibration_calls{0}, limit_calls{0};
@@ -24,12 +27,16 @@ struct Counters {
   std::atomic<std::uint64_t> prompt_tiles{0}, prompt_sparse_tiles{0}, prompt_measured_tiles{0};
   std::atomic<std::uint64_t> prompt_rows_read{0}, prompt_rows_visible{0};
   std::atomic<std::uint64_t> prompt_audited_tiles{0}, prompt_error_millionths{0};
+  std::atomic<std::uint64_t> crossover_trials{0}, crossover{kNoCrossover};  // the latter of the trial that ended last
 };
 Counters& GlobalCounters();
 
 inline void Count(std::atomic<std::uint64_t>& counter, std::uint64_t amount) {
   counter.fetch_add(amount, std::memory_order_relaxed);
 }
+
+// A trial of some context is over, and gave this crossover.
+void NoteCrossover(std::uint64_t cells);
 
 // See scsa_plugin_get_stats_t.
 void GetStats(scsa_plugin_stats* stats);

@@ -29,7 +29,6 @@ struct CommandOptions {
   std::string contexts = "8000";
   std::string arms = "llama,llama-q8,exact,scsa,limit";
   std::string tolerances;  // empty: the preset's
-  int crossover = -1;
   std::string state_dir;
   ResultOptions results;
   bool preset_given = false;
@@ -55,7 +54,6 @@ void CheckLengths(const CommandOptions& options, const Model& model, std::span<c
 void Run(CommandOptions options) {
   DecodeBenchOptions& bench = options.bench;
   bench.arms = ParseArms(options.arms);
-  if (options.crossover >= 0) bench.crossover = options.crossover;
   bench.threads = ThreadsOf(bench.threads);
   if (!options.tolerances.empty()) {
     bench.tolerances = ParseNumberList(options.tolerances, "--tolerance", 1e-6, 1.0);
@@ -78,6 +76,7 @@ void Run(CommandOptions options) {
   ConfigureLlamaLog(options.verbose);
   const PluginClient plugin(options.verbose);
   plugin.Set("preset", bench.preset);  // a bad value must not cost a prefill first
+  if (!bench.crossover.empty()) plugin.Set("crossover", bench.crossover);
   StateStore states(options.state_dir);
   Progress progress;
   progress.Show("loading the model");
@@ -107,7 +106,8 @@ void Run(CommandOptions options) {
   for (const int context : contexts) {
     const auto results = MeasureContext(bench, model, tokens, context, states, plugin, rates, progress);
     if (options.results.PrintsTable()) {
-      fmt::print("\ncontext {}\n{}{}", context, ResultTable(results), RooflineText(results) + CalibrationText(results));
+      fmt::print("\ncontext {}\n{}{}", context, ResultTable(results),
+                 RooflineText(results) + CalibrationText(results) + CrossoverText(results));
       std::fflush(stdout);
     }
     all.insert(all.end(), results.begin(), results.end());
@@ -145,10 +145,10 @@ void AddBenchDecodeCommand(CLI::App& parent) {
   app->add_option("--taus", options->bench.taus,
                   "Thresholds of scsa calibrate for the scsa arm, in place of a calibration window")
       ->type_name("FILE");
-  app->add_option("--crossover", options->crossover,
-                  "Cached rows from which the scsa arm is sparse (0: always; default: the plugin's)")
-      ->type_name("N")
-      ->check(CLI::Range(0, 1 << 30).description(""));
+  app->add_option(
+         "--crossover", options->bench.crossover,
+         "Cached rows from which the scsa arm is sparse (0: always), or auto: measured (default: the plugin's)")
+      ->type_name("N");
   app->add_option("--audit", options->bench.audit,
                   "Share of the scsa arm's attention outputs whose error is measured (0: none; default: the plugin's)")
       ->type_name("X")

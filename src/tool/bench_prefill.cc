@@ -25,7 +25,7 @@ struct CommandOptions {
   std::string text;
   std::string contexts = "2000,8000";
   std::string tolerances = "0.025";
-  int crossover = -1;
+  std::string crossover;  // empty: the plugin's
   bool quality = false;
   bool verbose = false;
   ResultOptions results;
@@ -171,7 +171,7 @@ void Run(CommandOptions options) {
   const std::string text = ReadFile(options.text, "text");
   ConfigureLlamaLog(options.verbose);
   const PluginClient plugin(options.verbose);
-  if (options.crossover >= 0) plugin.Set("crossover", fmt::format("{}", options.crossover));
+  if (!options.crossover.empty()) plugin.Set("crossover", options.crossover);
   const Model model(options.model);
   const std::vector<llama_token> tokens = model.Tokenize(text, true, false);
   CheckLengths(options, model, contexts.back(), tokens.size());
@@ -219,9 +219,8 @@ void AddBenchPrefillCommand(CLI::App& parent) {
       ->type_name("N")
       ->check(CLI::Range(0, 1000).description(""))
       ->capture_default_str();
-  app->add_option("--crossover", options->crossover, "Cached rows from which the operator is sparse")
-      ->type_name("N")
-      ->check(CLI::Range(0, 1 << 30).description(""));
+  app->add_option("--crossover", options->crossover, "Cached rows from which the operator is sparse, or auto: measured")
+      ->type_name("N");
   app->add_option("--prompt-tolerance", options->tolerances,
                   "Errors that sparse prompts are calibrated to, one arm each; empty: none")
       ->type_name("LIST")

@@ -19,6 +19,7 @@ namespace scsa::tool {
 namespace {
 
 constexpr int kMinWarmup = 8;
+constexpr int kTrialSteps = 17;  // of the plugin, when it measures the crossover
 constexpr int kRoundSteps = 8;   // steps of one arm before the next arm's turn
 constexpr int kErrorSteps = 2;   // after the timed ones, for the attention error
 constexpr int kAuditSteps = 32;  // of an audit window: whole rounds
@@ -49,9 +50,10 @@ struct ArmRun {
   Arm arm = Arm::kLlama;
   double tolerance = 0.0;  // of scsa
   std::unique_ptr<Context> context;
-  std::vector<double> step_ms;   // of the timed steps
-  std::vector<double> all_ms;    // of warm-up and timed steps
-  std::vector<bool> calibrated;  // of the same steps: part of the calibration window
+  std::optional<std::uint64_t> crossover;  // of its last trial
+  std::vector<double> step_ms;             // of the timed steps
+  std::vector<double> all_ms;              // of warm-up and timed steps
+  std::vector<bool> calibrated;            // of the same steps: part of the calibration window
   scsa_plugin_stats warmup{};
   scsa_plugin_stats timed{};
   std::vector<std::vector<float>> logits;  // of the present round, one per step
@@ -95,7 +97,6 @@ class ContextMeasurement {
     plugin_.Set("taus", options_.taus);
     if (!options_.taus.empty()) plugin_.Set("selection", "auto");  // that of the file
     if (options_.audit) plugin_.Set("audit", fmt::format("{}", *options_.audit));
-    if (options_.crossover) plugin_.Set("crossover", fmt::format("{}", *options_.crossover));
     for (ArmRun& run : runs_) {
       Show(run, "loading the prefilled state");
       const ArmFacts& facts = Facts(run.arm);
@@ -246,11 +247,14 @@ class ContextMeasurement {
   // Decodes the step-th token after the prompt; returns milliseconds.
   double Step(ArmRun& run, int step) {
     using Clock = std::chrono::steady_clock;
-    const std::uint64_t calibrations = plugin_.Stats().calibration_calls;
+    const scsa_plugin_stats before = plugin_.Stats();
     const auto start = Clock::now();
     run.context->Decode(tokens_.subspan(context_ + step, 1));
     run.all_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
-    run.calibrated.push_back(plugin_.Stats().calibration_calls > calibrations);
+    const scsa_plugin_stats after = plugin_.Stats();
+    run.calibrated.push_back(after.calibration_calls > before.calibration_calls);
+    // The plugin knows the last trial alone, which may be that of another arm.
+    if (after.crossover_trials != before.crossover_trials) run.crossover = after.crossover;
     return run.all_ms.back();
   }
 
@@ -298,6 +302,11 @@ class ContextMeasurement {
     if (IsSparse(run.arm)) {
       result.tolerance = run.tolerance;
       result.calibration = Calibration(run);
+      result.crossover_measured = run.crossover.has_value();
+      result.crossover = run.crossover;
+      // Without any trial, there is one if it was set.
+      const scsa_plugin_stats stats = plugin_.Stats();
+      if (stats.crossover_trials == 0 && stats.crossover != UINT64_MAX) result.crossover = stats.crossover;
       result.audit = Summary(run.audit);
       result.audit_windows = run.audit_windows;
       result.head_reads = run.reads;
@@ -414,7 +423,10 @@ std::vector<double> DecodeBenchOptions::Tolerances() const {
   return {PresetTolerance(preset)};
 }
 
-int DecodeBenchOptions::WarmupSteps() const { return std::max(calibrate, kMinWarmup); }
+int DecodeBenchOptions::WarmupSteps() const {
+  const bool measured = crossover.empty() || crossover == "auto";
+  return std::max(calibrate, kMinWarmup) + (measured ? kTrialSteps : 0);
+}
 
 int DecodeBenchOptions::TokensNeeded(int context) const { return context + WarmupSteps() + steps + kErrorSteps; }
 

@@ -46,13 +46,14 @@ struct DecodeBenchOptions {
   std::string preset = "fast";
   std::vector<double> tolerances;  // of the scsa arm, which runs once for each; empty: the preset's
   std::string taus;                // file of thresholds in place of the window; empty: none
-  std::optional<int> crossover;    // overrides the plugin's
+  std::string crossover;           // overrides the plugin's where it is given
   std::optional<double> audit;     // overrides the plugin's share
   int threads = 1;
 
   std::vector<double> Tolerances() const;  // the chosen ones or the preset's
-  int WarmupSteps() const;                 // untimed steps first: the calibration window, at least 8
-  int TokensNeeded(int context) const;     // tokens of text (and cells of cache) that one context takes
+  // Untimed steps first: the calibration window, at least 8, and the trial by which the plugin chooses the crossover.
+  int WarmupSteps() const;
+  int TokensNeeded(int context) const;  // tokens of text (and cells of cache) that one context takes
 };
 
 // The calibration window of the scsa arm.
@@ -106,9 +107,11 @@ struct ArmResult {
   std::optional<double> attn_err_p99;
   std::optional<Roofline> roofline;
   std::optional<CalibrationCost> calibration;  // scsa alone, when it calibrated
-  scsa_plugin_stats stats{};                   // of the timed steps
-  std::optional<AuditSummary> audit;           // scsa alone, of the timed steps
-  std::vector<AuditWindow> audit_windows;      // the same steps, one after another
+  std::optional<std::uint64_t> crossover;      // scsa alone: visible cells, when it was given or a trial is over
+  bool crossover_measured = false;
+  scsa_plugin_stats stats{};               // of the timed steps
+  std::optional<AuditSummary> audit;       // scsa alone, of the timed steps
+  std::vector<AuditWindow> audit_windows;  // the same steps, one after another
   // scsa alone, of the timed steps: [layer][kv_head]; empty for a layer that was never sparse.
   std::vector<std::vector<HeadReads>> head_reads;
   int warmup_steps = 0;

@@ -77,7 +77,7 @@ void AddExecCommand(CLI::App& parent, std::vector<std::string> program) {
   app->add_option("--calibrate", options->calibrate, "Steps of the calibration window")
       ->type_name("N")
       ->check(CLI::Validator(CLI::NonNegativeNumber).description(""));
-  app->add_option("--crossover", options->crossover, "Cached rows from which attention is sparse")
+  app->add_option("--crossover", options->crossover, "Cached rows from which attention is sparse, or auto: measured")
       ->type_name("N")
       ->check(CLI::Validator(CLI::NonNegativeNumber).description(""));
   app->add_option("--taus", options->taus, "Thresholds of scsa calibrate, in place of a calibration window")

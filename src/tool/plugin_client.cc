@@ -188,6 +188,7 @@ constexpr std::uint64_t scsa_plugin_stats::*kTotals[] = {
     &scsa_plugin_stats::prompt_error_millionths,
     &scsa_plugin_stats::evicted_blocks,
     &scsa_plugin_stats::refused_blocks,
+    &scsa_plugin_stats::crossover_trials,
 };
 
 }  // namespace
@@ -202,6 +203,7 @@ void AddStats(scsa_plugin_stats& sum, const scsa_plugin_stats& part) {
   for (const auto field : kTotals) sum.*field += part.*field;
   sum.plan_bytes = part.plan_bytes;
   sum.max_mem = part.max_mem;
+  sum.crossover = part.crossover;
   sum.calibrated_layers = part.calibrated_layers;
 }
 

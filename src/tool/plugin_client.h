@@ -59,8 +59,8 @@ class ScopedObserver {
   const PluginClient& plugin_;
 };
 
-// What happened between two snapshots. `plan_bytes`, `max_mem` and `calibrated_layers` are no totals: the later value
-// stands.
+// What happened between two snapshots. `plan_bytes`, `max_mem`, `crossover` and `calibrated_layers` are no totals: the
+// later value stands.
 scsa_plugin_stats StatsDifference(const scsa_plugin_stats& later, const scsa_plugin_stats& earlier);
 // Adds the totals of `part` to `sum`; of the others the value of `part` stands.
 void AddStats(scsa_plugin_stats& sum, const scsa_plugin_stats& part);

@@ -77,6 +77,8 @@ Record ResultObject(const RunInfo& info, const ArmResult& result) {
   object["calibration_steps"] = result.calibration ? result.calibration->steps : 0;
   object["calibration_ms_median"] = calibration(&CalibrationCost::ms_median);
   object["calibration_exact_ms_median"] = calibration(&CalibrationCost::exact_ms_median);
+  object["crossover"] = result.crossover ? Record(*result.crossover) : Record(nullptr);
+  object["crossover_measured"] = result.crossover_measured;
   object["sparse_calls"] = result.stats.sparse_calls;
   object["exact_calls"] = result.stats.exact_calls;
   object["rebuild_count"] = result.stats.rebuild_count;
@@ -189,6 +191,15 @@ std::string CalibrationText(std::span<const ArmResult> results) {
                        cost.steps, cost.ms_median, cost.Ratio(), cost.exact_ms_median);
   }
   return "";
+}
+
+std::string CrossoverText(std::span<const ArmResult> results) {
+  std::string text;
+  for (const ArmResult& result : results) {
+    if (!result.crossover_measured) continue;
+    text += fmt::format("crossover of {}: {} visible cells (measured)\n", ArmName(result.arm), *result.crossover);
+  }
+  return text;
 }
 
 std::vector<Record> ResultRecords(const RunInfo& info, std::span<const ArmResult> results) {

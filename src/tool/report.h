@@ -35,6 +35,7 @@ std::string RooflineText(std::span<const ArmResult> results);
 
 // What the calibration window cost beside exact attention; empty where nothing calibrated.
 std::string CalibrationText(std::span<const ArmResult> results);
+std::string CrossoverText(std::span<const ArmResult> results);
 
 // One object per result, of one run.
 std::vector<Record> ResultRecords(const RunInfo& info, std::span<const ArmResult> results);

@@ -48,9 +48,11 @@ struct Figures {
   double prefill_seconds = 0.0;
   int answer_tokens = 0;
   double decode_seconds = 0.0;
-  std::optional<double> rows_read;  // over the sparse steps
-  scsa_plugin_audit audit{};        // the error, measured by the plugin
-  double audit_seconds = 0.0;       // spent on measuring it, part of decode_seconds
+  std::optional<double> rows_read;         // over the sparse steps
+  std::optional<std::uint64_t> crossover;  // set, or measured by the plugin
+  bool crossover_measured = false;
+  scsa_plugin_audit audit{};   // the error, measured by the plugin
+  double audit_seconds = 0.0;  // spent on measuring it, part of decode_seconds
   double plan_build_seconds = 0.0;
   double prompt_seconds = 0.0;    // of prefill_seconds: building and calibrating
   std::uint64_t prompt_rows = 0;  // rows of the prompt that were calibrated on
@@ -139,6 +141,8 @@ std::string Generate(const CommandOptions& options, const Model& model, const Pl
   figures.plan_build_seconds = static_cast<double>(before.plan_build_ns) * 1e-9;
   figures.prompt_rows = before.prompt_rows / static_cast<std::uint64_t>(std::max(1, llama_model_n_layer(model.get())));
   figures.prompt_seconds = static_cast<double>(before.prompt_ns) * 1e-9;
+  if (before.crossover != UINT64_MAX) figures.crossover = before.crossover;
+  figures.crossover_measured = before.crossover_trials > 0;
   if (sparse.rows_visible > 0) {
     figures.rows_read = static_cast<double>(sparse.rows_read) / static_cast<double>(sparse.rows_visible);
   }
@@ -186,7 +190,9 @@ std::string FiguresLine(const CommandOptions& options, const Figures& figures) {
   }
   line += fmt::format(", rows read {:.1f} %", 100.0 * *figures.rows_read);
   line += ErrorText(figures.audit);
-  return line + fmt::format(", plan build {:.2f} s", figures.plan_build_seconds) + CalibrationText(figures);
+  line += fmt::format(", plan build {:.2f} s", figures.plan_build_seconds) + CalibrationText(figures);
+  if (figures.crossover_measured) line += fmt::format(", crossover {} cells (measured)", *figures.crossover);
+  return line;
 }
 
 std::string FiguresJson(const CommandOptions& options, const Model& model, const Figures& figures, int threads,
@@ -222,6 +228,9 @@ std::string FiguresJson(const CommandOptions& options, const Model& model, const
   object["error_samples"] = audit.samples;
   object["error_seconds"] = figures.audit_seconds;
   object["recalibrated_heads"] = audit.recalibrated_heads;
+  object["crossover"] =
+      figures.crossover ? nlohmann::ordered_json(*figures.crossover) : nlohmann::ordered_json(nullptr);
+  object["crossover_measured"] = figures.crossover_measured;
   object["plan_build_ms"] = figures.plan_build_seconds * 1e3;
   object["prompt_calibration_rows"] = figures.prompt_rows;
   object["prompt_ready_ms"] = figures.prompt_seconds * 1e3;

@@ -371,6 +371,40 @@ TEST_F(LlamaContext, ThresholdsOfOneContextServeAnotherFromTheCrossoverOn) {
   LoadedPlugin::Get().Set("taus", "");
 }
 
+// A prompt that calibrates, and then the steps of a trial, exact and sparse in turn, and some beyond it.
+TEST_F(LlamaContext, AMeasuredCrossoverSwitchesBetweenRightAnswers) {
+  const LoadedPlugin& plugin = LoadedPlugin::Get();
+  const auto layers = static_cast<std::uint64_t>(llama_model_n_layer(model_.get()));
+  plugin.Set("crossover", "auto");
+  constexpr std::size_t kLong = 1700;
+  constexpr std::size_t kDecoded = 24;
+  const std::vector<llama_token> tokens = TextTokens(model_.get(), kLong + kDecoded);
+  scsa_plugin_stats before{};
+  const Scenario scenario = [&](llama_context* c) {
+    Decode(c, {tokens.begin(), tokens.begin() + kLong}, 0);
+    before = plugin.Stats();
+    return Steps(c, tokens, kLong, kDecoded, kLong);
+  };
+  const auto exact = Run("exact", {}, scenario);
+  EXPECT_EQ(plugin.Stats().crossover_trials, before.crossover_trials);
+  const auto measured = Run("auto", {}, scenario);
+  const auto after = plugin.Stats();
+  EXPECT_EQ(before.calibrated_layers, layers);
+  EXPECT_EQ(after.calibration_calls, before.calibration_calls);
+  // The trial is over, whoever won it: at least four steps of each kind, and the sparse one that comes first.
+  EXPECT_EQ(after.crossover_trials - before.crossover_trials, 1u);
+  EXPECT_GE(after.sparse_calls - before.sparse_calls, 5 * layers);
+  EXPECT_GE(after.exact_calls - before.exact_calls, 4 * layers);
+  EXPECT_EQ(after.sparse_calls + after.exact_calls - before.sparse_calls - before.exact_calls, kDecoded * layers);
+  EXPECT_GE(after.crossover, 1536u);
+  EXPECT_LE(after.crossover, 4 * (kLong + 1));
+  double mean = 0;
+  for (std::size_t i = 0; i < kDecoded; ++i) mean += KlDivergence(exact[i], measured[i]) / kDecoded;
+  RecordProperty("mean_kl", std::to_string(mean));
+  EXPECT_LT(mean, kApproximation);
+  EXPECT_GT(mean, 0.0);
+}
+
 TEST_F(LlamaContext, TheAuditFollowsProseThatTurnsIntoCode) {
   const LoadedPlugin& plugin = LoadedPlugin::Get();
   plugin.Set("calibrate", "8");

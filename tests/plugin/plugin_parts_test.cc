@@ -70,6 +70,8 @@ TEST(SetOption, TakesEveryAllowedValue) {
   EXPECT_EQ(o.calibrate, 0);
   EXPECT_EQ(SetOption("crossover", "12345", &o), "");
   EXPECT_EQ(o.crossover, 12345);
+  EXPECT_EQ(SetOption("crossover", "auto", &o), "");
+  EXPECT_EQ(o.crossover, Options().crossover);
   EXPECT_EQ(SetOption("stats", "1", &o), "");
   EXPECT_TRUE(o.stats);
   EXPECT_EQ(SetOption("prompt_tolerance", "0.05", &o), "");
@@ -152,7 +154,7 @@ TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
       {"calibrate", "-1"},
       {"calibrate", "many"},
       {"calibrate", "1e3"},
-      {"crossover", "-5"},
+      {"crossover", "-1"},
       {"crossover", "4k"},
       {"stats", "yes"},
       {"stats", "2"},

@@ -240,7 +240,7 @@ TEST_F(ModelTest, BenchDecodeRefusesWhatDoesNotFit) {
   command.back() = "4000";
   const std::string error = OneError(Scsa(command));
   EXPECT_NE(error.find("the text has "), std::string::npos) << error;
-  EXPECT_NE(error.find("4130 are needed"), std::string::npos) << error;
+  EXPECT_NE(error.find("4147 are needed"), std::string::npos) << error;
 }
 
 TEST_F(ModelTest, BenchPrefillMeasuresEveryArm) {
@@ -400,6 +400,8 @@ TEST_F(ModelTest, CalibratedThresholdsTakeThePlaceOfTheWindow) {
   EXPECT_EQ(figures["calibration_steps"], 0);
   EXPECT_TRUE(figures["exact_ms_median"].is_null());  // the first token was sparse already
   EXPECT_GT(figures["sparse_ms_median"].get<double>(), 0.0);
+  EXPECT_EQ(figures["crossover"], 0);
+  EXPECT_EQ(figures["crossover_measured"], false);
   EXPECT_LT(figures["rows_read"].get<double>(), 1.0);
   // Every output of the sparse steps; the last 256 of each layer.
   EXPECT_EQ(figures["error_samples"], figures["answer_tokens"].get<int>() * 30 * 9);

@@ -94,6 +94,21 @@ TEST(CalibrationText, StatesTheCostBesideExactSteps) {
   EXPECT_EQ(CalibrationText(none), "");
 }
 
+TEST(CrossoverText, NamesWhatWasMeasured) {
+  std::vector<ArmResult> results = Results();
+  EXPECT_EQ(CrossoverText(results), "");
+  results[1].arm = Arm::kScsa;
+  results[1].crossover = 600;  // set by the user, who knows it
+  EXPECT_EQ(CrossoverText(results), "");
+  results[1].crossover_measured = true;
+  EXPECT_EQ(CrossoverText(results), "crossover of scsa: 600 visible cells (measured)\n");
+  const auto array = nlohmann::json::parse(RecordsJson(ResultRecords(Info(), results)));
+  EXPECT_TRUE(array[0]["crossover"].is_null());
+  EXPECT_EQ(array[0]["crossover_measured"], false);
+  EXPECT_EQ(array[1]["crossover"], 600);
+  EXPECT_EQ(array[1]["crossover_measured"], true);
+}
+
 TEST(ResultsJson, HoldsEveryPromisedField) {
   const auto array = nlohmann::json::parse(RecordsJson(ResultRecords(Info(), Results())));
   ASSERT_EQ(array.size(), 2u);
@@ -133,6 +148,8 @@ TEST(ResultsJson, HoldsEveryPromisedField) {
                               "audit_err_p90",
                               "audit_err_p99",
                               "recalibrated_heads",
+                              "crossover",
+                              "crossover_measured",
                               "calibration_steps",
                               "calibration_ms_median",
                               "calibration_exact_ms_median",

@@ -79,6 +79,11 @@ TEST(DecodeBenchOptions, CountsTheTokensOfARun) {
   DecodeBenchOptions options;
   options.steps = 96;
   options.calibrate = 32;
+  EXPECT_EQ(options.WarmupSteps(), 32 + 17);
+  EXPECT_EQ(options.TokensNeeded(8000), 8000 + 32 + 17 + 96 + 2);
+  options.crossover = "auto";
+  EXPECT_EQ(options.WarmupSteps(), 32 + 17);
+  options.crossover = "0";
   EXPECT_EQ(options.WarmupSteps(), 32);
   EXPECT_EQ(options.TokensNeeded(8000), 8000 + 32 + 96 + 2);
   options.calibrate = 0;
