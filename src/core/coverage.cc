@@ -40,7 +40,7 @@ void Coverage::FindBlocks(const BlockPlan& plan, const std::uint64_t* visible) {
   std::int64_t covered = 0;  // end of the last usable block
   int last = 0;
   for (int b = 0; b < addressable_; ++b) {
-    if (!plan.built(b) || !AllVisible(plan, b, visible)) continue;
+    if (!plan.built(b) || (visible != nullptr && !AllVisible(plan, b, visible))) continue;
     // The first block begins behind rows that are always exact.
     if (covered < plan.FirstRow(b)) exact_runs.emplace_back(covered, plan.FirstRow(b));
     usable[static_cast<std::size_t>(b)] = 1;
@@ -54,14 +54,16 @@ void Coverage::FindBlocks(const BlockPlan& plan, const std::uint64_t* visible) {
 
 void Coverage::Find(const BlockPlan& plan, std::int64_t n_kv, const std::uint64_t* visible) {
   const auto addressable = static_cast<int>(std::min<std::int64_t>(n_kv / plan.block_rows(), plan.n_blocks()));
-  if (found_ && addressable == addressable_ && plan.changes() == changes_ &&
-      std::equal(words_.begin(), words_.end(), visible)) {
+  const bool sees_all = visible == nullptr;
+  if (found_ && addressable == addressable_ && plan.changes() == changes_ && sees_all == sees_all_ &&
+      (sees_all || std::equal(words_.begin(), words_.end(), visible))) {
     exact_runs.resize(inner_runs_);
   } else {
     found_ = false;
     addressable_ = addressable;
     changes_ = plan.changes();
-    words_.assign(visible, visible + std::int64_t{addressable} * plan.block_rows() / 64);
+    sees_all_ = sees_all;
+    words_.assign(visible, sees_all ? visible : visible + std::int64_t{addressable} * plan.block_rows() / 64);
     FindBlocks(plan, visible);
     inner_runs_ = exact_runs.size();
     found_ = true;

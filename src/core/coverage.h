@@ -24,8 +24,9 @@ struct Coverage {
 
   int n_blocks() const { return static_cast<int>(usable.size()); }
 
-  // visible: bitmap of n_kv rows. Where neither the plan nor what its blocks see of the bitmap has changed since the
-  // last call, as in most steps of decoding, only the end of the exact runs is found anew. Throws std::bad_alloc.
+  // visible: bitmap of n_kv rows, nullptr: all of them are. Where neither the plan nor what its blocks see of the
+  // bitmap has changed since the last call, as in most steps of decoding, only the end of the exact runs is found anew.
+  // Throws std::bad_alloc.
   void Find(const BlockPlan& plan, std::int64_t n_kv, const std::uint64_t* visible);
 
  private:
@@ -36,6 +37,7 @@ struct Coverage {
   int addressable_ = 0;
   std::uint64_t changes_ = 0;
   std::vector<std::uint64_t> words_;
+  bool sees_all_ = false;       // without a bitmap
   std::size_t inner_runs_ = 0;  // exact runs before the last usable block ends
   bool found_ = false;
 };

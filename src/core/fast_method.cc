@@ -189,6 +189,7 @@ class FastMethod final : public SparseMethod {
             .head_stride = call.q.head_stride,
             .kv = &call.kv,
             .visible = visible_ + row * visible_stride_,
+            .sees_all = call.visible.words == nullptr,
             .params = call.params,
             .reads = reads_.data(),
             .sample = sample_,

@@ -52,7 +52,7 @@ void JointScoring::CutExactRuns() {
 Status JointScoring::Prepare(const BlockPlan& plan, const JointQuery& query, Workspace& workspace) {
   plan_ = &plan;
   query_ = &query;
-  coverage_.Find(plan, query.kv->n_kv, query.visible);
+  coverage_.Find(plan, query.kv->n_kv, query.sees_all ? nullptr : query.visible);
   CutExactRuns();
   // A walk begins when the last part is done: there is one, be it empty.
   if (query.tree != nullptr && exact_parts_.empty()) exact_parts_.push_back({0, 0});

@@ -31,6 +31,7 @@ struct JointQuery {
   std::int64_t head_stride = 0;
   const KvView* kv = nullptr;
   const std::uint64_t* visible = nullptr;  // bitmap of kv->n_kv rows
+  bool sees_all = false;                   // the caller knows that every row is visible
   LogitParams params;
   HeadReads* reads = nullptr;  // [kv_heads], counted up; nullptr: not counted
   // Compared with the blocks' fingerprints meanwhile.
