@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
@@ -12,15 +13,25 @@ namespace scsa::plugin {
 // alone. One of these per context; not thread-safe.
 class HugePages {
  public:
+  // share: of the time, at most, that goes into moving pages, in (0, 1]. A page takes half a millisecond, or ten where
+  // the system has to make room for it first.
+  explicit HugePages(double share = 0.05) : share_(share) {}
+
   // What an attention call is about to read: `used` bytes of a tensor from `begin` on, in a buffer of `bytes` bytes at
-  // `buffer`. At most one page that this overlaps, and that lies in the buffer as a whole, moves in each call (a
-  // fraction of a millisecond), so that no step waits for a whole cache. Contents and addresses stay as they are. Does
-  // nothing where the system has none, where they are forbidden, and when there is no memory.
+  // `buffer`. At most one page that this overlaps, and that lies in the buffer as a whole, moves in each call.
+  // Contents and addresses stay as they are. Does nothing where the system has none, where they are forbidden, and when
+  // there is no memory.
   void Advance(const void* begin, std::size_t used, const void* buffer, std::size_t bytes);
 
  private:
-  std::unordered_map<const void*, std::uintptr_t> next_;  // by the beginning of a tensor: the page that is due
-  bool possible_ = true;                                  // until the system says that it is not
+  struct Due {
+    std::uintptr_t page;
+    int refusals = 0;  // of this page
+  };
+  std::unordered_map<const void*, Due> next_;  // by the beginning of a tensor
+  bool possible_ = true;                       // until the system says that it is not
+  double share_;
+  std::chrono::steady_clock::time_point not_before_;  // the next page
 };
 
 // Bytes of a huge page of memory that can be asked for, 0 where there are none or they are forbidden.
