@@ -308,7 +308,7 @@ TEST_F(ModelTest, CaptureRecordsARunThatBenchQualityMeasures) {
   const CommandResult measured = Scsa({"bench", "quality", "--capture", Path("c.gguf"), Path("c.gguf"), "--json", "-"});
   ASSERT_EQ(measured.status, 0) << measured.err;
   const json results = json::parse(measured.out);
-  ASSERT_EQ(results.size(), 2u * (3 + 3 * 3));
+  ASSERT_EQ(results.size(), 2u * (5 + 3 * 3));
   for (const json& result : results) {
     SCOPED_TRACE(result.dump());
     EXPECT_EQ(result["model"], "SmolLM2-135M-Instruct.Q4_1");
@@ -322,10 +322,10 @@ TEST_F(ModelTest, CaptureRecordsARunThatBenchQualityMeasures) {
   EXPECT_EQ(results[0]["method"], "fast");
   EXPECT_LT(results[0]["rows_read"].get<double>(), 1.0);
   EXPECT_LT(results[0]["err_mean"].get<double>(), 0.1);
-  EXPECT_EQ(results[0]["err_mean"], results[12]["err_mean"]);
+  EXPECT_EQ(results[0]["err_mean"], results[14]["err_mean"]);
 
   const CommandResult csv = Scsa({"bench", "quality", "--capture", Path("c.gguf"), "--csv"});
-  EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 13) << csv.out;
+  EXPECT_EQ(std::count(csv.out.begin(), csv.out.end(), '\n'), 15) << csv.out;
 
   // Too few steps to measure anything; a model is no capture.
   command[6] = "600";
