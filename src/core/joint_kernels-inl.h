@@ -47,12 +47,11 @@ struct FramedQueries {
 };
 
 // largest[i]: the largest magnitude of q_i.
-template <std::size_t kQueries>
-HWY_INLINE void FrameQueries(const float* HWY_RESTRICT q, const float* largest, const ConstKeyRecord& record,
+template <std::size_t kQueries, class D>
+HWY_INLINE void FrameQueries(D d, const float* HWY_RESTRICT q, const float* largest, const ConstKeyRecord& record,
                              std::size_t head_dim, FramedQueries<kQueries>* HWY_RESTRICT out) {
-  const EightTag d;
-  const hn::Rebind<std::int16_t, EightTag> d16;
-  using V = hn::VFromD<EightTag>;
+  const hn::Rebind<std::int16_t, D> d16;
+  using V = hn::VFromD<D>;
   V inverse[kQueries], offset[kQueries], spread[kQueries];
   SCSA_UNROLL
   for (std::size_t i = 0; i < kQueries; ++i) {
@@ -166,7 +165,11 @@ HWY_NOINLINE void BlockExponents(const SummaryLayout& layout, const ConstKeyReco
   const auto slots = static_cast<std::size_t>(layout.slots());
   const std::size_t pairs = head_dim / 2;
   FramedQueries<kQueries> framed;
-  FrameQueries<kQueries>(q, largest_of, record, head_dim, &framed);
+  if (head_dim % hn::MaxLanes(FullTag()) == 0) {
+    FrameQueries<kQueries>(FullTag(), q, largest_of, record, head_dim, &framed);
+  } else {
+    FrameQueries<kQueries>(EightTag(), q, largest_of, record, head_dim, &framed);
+  }
   constexpr std::size_t kGroups = kScoreGroups<kQueries>;
   constexpr std::size_t kAtOnce = kGroups * kClusterGroup;
   HWY_ALIGN std::int32_t dots[kQueries * kAtOnce];
@@ -210,20 +213,16 @@ using ExponentFunction = void (*)(const SummaryLayout&, const ConstKeyRecord&, c
 inline constexpr ExponentFunction kExponentFunctions[kHeadSlab] = {&BlockExponents<1>, &BlockExponents<2>,
                                                                    &BlockExponents<3>, &BlockExponents<4>};
 
-// Exponents into estimates and tails, relative to the gauge.
-inline EstimateSums Exponentiate(std::size_t n, float gauge, float tail_shrink, float* HWY_RESTRICT estimates,
-                                 float* HWY_RESTRICT tails) {
-  const EightTag d;
-  if (!(gauge > -HUGE_VALF)) {
-    std::fill_n(estimates, n, 0.0f);
-    std::fill_n(tails, n, 0.0f);
-    return {-HUGE_VALF, 0.0f};
-  }
+// The clusters [first, n) of Exponentiate, as far as they fill vectors. Returns the sum of their estimates.
+template <class D>
+HWY_INLINE float ExponentiateWith(D d, std::size_t* first, std::size_t n, float gauge, float tail_shrink,
+                                  float* HWY_RESTRICT estimates, float* HWY_RESTRICT tails) {
   const auto shift = hn::Set(d, gauge);
   const auto shrink = hn::Set(d, tail_shrink);
   const auto one = hn::Set(d, 1.0f);
   auto sum = hn::Zero(d);
-  for (std::size_t c = 0; c < n; c += hn::Lanes(d)) {
+  std::size_t c = *first;
+  for (; c + hn::Lanes(d) <= n; c += hn::Lanes(d)) {
     const auto exponent = hn::Sub(hn::LoadU(d, estimates + c), shift);
     const auto s = hn::LoadU(d, tails + c);
     const auto estimate = ExpNonPositive(d, exponent);
@@ -232,7 +231,22 @@ inline EstimateSums Exponentiate(std::size_t n, float gauge, float tail_shrink, 
     hn::StoreU(tail, d, tails + c);
     sum = hn::Add(sum, estimate);
   }
-  return {gauge, hn::GetLane(hn::SumOfLanes(d, sum))};
+  *first = c;
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+// Exponents into estimates and tails, relative to the gauge. n: a multiple of 8.
+inline EstimateSums Exponentiate(std::size_t n, float gauge, float tail_shrink, float* HWY_RESTRICT estimates,
+                                 float* HWY_RESTRICT tails) {
+  if (!(gauge > -HUGE_VALF)) {
+    std::fill_n(estimates, n, 0.0f);
+    std::fill_n(tails, n, 0.0f);
+    return {-HUGE_VALF, 0.0f};
+  }
+  std::size_t done = 0;
+  float sum = ExponentiateWith(FullTag(), &done, n, gauge, tail_shrink, estimates, tails);
+  if (done < n) sum += ExponentiateWith(EightTag(), &done, n, gauge, tail_shrink, estimates, tails);
+  return {gauge, sum};
 }
 
 void EstimateClustersTarget(const BlockRange& range, const EstimateArgs& args, float* estimates, float* tails,
@@ -310,13 +324,12 @@ struct BlockWeights {
 };
 
 // num[i][dim0 ...] += sum_c weights[i][c] (value mean of c), for kVecs vectors of dimensions.
-template <std::size_t kQueries, std::size_t kVecs>
-HWY_INLINE void AddMeansBlock(std::size_t dim0, std::size_t head_dim, const ConstValueRecord& record,
+template <std::size_t kQueries, std::size_t kVecs, class D>
+HWY_INLINE void AddMeansBlock(D d, std::size_t dim0, std::size_t head_dim, const ConstValueRecord& record,
                               const std::int8_t* means, std::size_t n_pairs, const BlockWeights<kQueries>& weights,
                               float* const* num, Fetcher& fetch_k, Fetcher& fetch_v) {
-  const EightTag d;
-  using V = hn::VFromD<EightTag>;
-  constexpr std::size_t kLanes = hn::MaxLanes(EightTag());
+  using V = hn::VFromD<D>;
+  constexpr std::size_t kLanes = hn::MaxLanes(D());
 #if HWY_TARGET == HWY_SCALAR
   if (dim0 % 8 == 0) {
     fetch_k.Step(n_pairs);
@@ -333,7 +346,7 @@ HWY_INLINE void AddMeansBlock(std::size_t dim0, std::size_t head_dim, const Cons
   }
   const auto converted = [&](std::size_t i, std::size_t v) { return hn::Set(d, static_cast<float>(acc[i][v])); };
 #else
-  const hn::RebindToSigned<EightTag> d32;
+  const hn::RebindToSigned<D> d32;
   const hn::Repartition<std::int16_t, decltype(d32)> d16;
   const hn::Rebind<std::int8_t, decltype(d16)> d8;
   hn::VFromD<decltype(d32)> acc[kQueries][kVecs];
@@ -378,16 +391,16 @@ HWY_INLINE void AddMeansBlock(std::size_t dim0, std::size_t head_dim, const Cons
   }
 }
 
-template <std::size_t kQueries, std::size_t kVecs>
-HWY_INLINE void AddMeansBlocks(std::size_t dim, std::size_t head_dim, const ConstValueRecord& record,
+template <std::size_t kQueries, std::size_t kVecs, class D>
+HWY_INLINE void AddMeansBlocks(D d, std::size_t dim, std::size_t head_dim, const ConstValueRecord& record,
                                const std::int8_t* means, std::size_t n_pairs, const BlockWeights<kQueries>& weights,
                                float* const* num, Fetcher& fetch_k, Fetcher& fetch_v) {
-  constexpr std::size_t kStep = kVecs * hn::MaxLanes(EightTag());
+  constexpr std::size_t kStep = kVecs * hn::MaxLanes(D());
   for (; dim + kStep <= head_dim; dim += kStep) {
-    AddMeansBlock<kQueries, kVecs>(dim, head_dim, record, means, n_pairs, weights, num, fetch_k, fetch_v);
+    AddMeansBlock<kQueries, kVecs>(d, dim, head_dim, record, means, n_pairs, weights, num, fetch_k, fetch_v);
   }
   if constexpr (kVecs > 1) {
-    AddMeansBlocks<kQueries, kVecs / 2>(dim, head_dim, record, means, n_pairs, weights, num, fetch_k, fetch_v);
+    AddMeansBlocks<kQueries, kVecs / 2>(d, dim, head_dim, record, means, n_pairs, weights, num, fetch_k, fetch_v);
   }
 }
 
@@ -430,8 +443,12 @@ HWY_NOINLINE void AddMeans(std::size_t head_dim, const ConstValueRecord& record,
     total += rounded.sum[i];
   }
   if (total == 0.0f) return;
-  AddMeansBlocks<kQueries, SCSA_MANY_REGISTERS || kQueries <= 2 ? 4 : 2>(0, head_dim, record, means, n / 2, rounded,
-                                                                         num, fetch_k, fetch_v);
+  constexpr std::size_t kVecs = SCSA_MANY_REGISTERS || kQueries <= 2 ? 4 : 2;
+  if (head_dim % hn::MaxLanes(FullTag()) == 0) {
+    AddMeansBlocks<kQueries, kVecs>(FullTag(), 0, head_dim, record, means, n / 2, rounded, num, fetch_k, fetch_v);
+  } else {
+    AddMeansBlocks<kQueries, kVecs>(EightTag(), 0, head_dim, record, means, n / 2, rounded, num, fetch_k, fetch_v);
+  }
 }
 
 using MeansFunction = void (*)(std::size_t, const ConstValueRecord&, const std::int8_t*, std::size_t, const float*,

@@ -16,8 +16,8 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr int kChunkBlocks = 8;
 // Contexts with more blocks than this many chunks get larger chunks: each costs a merge per query head.
 constexpr int kMaxChunks = 64;
-constexpr std::int64_t kRowsPerPart =
-    320;  // rows that one part reads exactly: those of a block and what goes with them
+// Rows that one part reads exactly: those of a block and what goes with them.
+constexpr std::int64_t kRowsPerPart = 320;
 
 FetchHint RecordsOf(const BlockRange& range, std::size_t bytes, std::size_t at) {
   return {.row_bytes = static_cast<std::int64_t>(bytes),
