@@ -150,6 +150,50 @@ HWY_INLINE void DotGroups(const FramedQueries<kQueries>& q, const std::int8_t* H
 #endif
 }
 
+#if HWY_MAX_BYTES >= 64
+// The same for an even number of groups, with vectors of sums that hold two of them.
+template <std::size_t kQueries, std::size_t kGroups>
+HWY_INLINE void DotGroupPairs(const FramedQueries<kQueries>& q, const std::int8_t* HWY_RESTRICT centroids,
+                              std::size_t pairs, std::int32_t* HWY_RESTRICT dots, std::size_t stride, Fetcher& fetch) {
+  const hn::CappedTag<std::int32_t, 2 * kClusterGroup> d32;
+  const hn::Repartition<std::int16_t, decltype(d32)> d16;
+  const hn::Rebind<std::int8_t, decltype(d16)> d8;
+  const hn::Half<decltype(d8)> half;
+  constexpr std::size_t kVectors = kGroups / 2;
+  hn::VFromD<decltype(d32)> acc[kVectors][kQueries];
+  SCSA_UNROLL
+  for (std::size_t g = 0; g < kVectors; ++g) {
+    SCSA_UNROLL
+    for (std::size_t i = 0; i < kQueries; ++i) acc[g][i] = hn::Zero(d32);
+  }
+  for (std::size_t p = 0; p < pairs; ++p) {
+    if (p % kStepEvery == 0) fetch.Step(kStepEvery * kGroups);
+    hn::VFromD<decltype(d16)> query[kQueries];
+    SCSA_UNROLL
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      std::int32_t pair;
+      std::memcpy(&pair, q.values[i] + 2 * p, sizeof(pair));
+      query[i] = hn::BitCast(d16, hn::Set(d32, pair));
+    }
+    SCSA_UNROLL
+    for (std::size_t g = 0; g < kVectors; ++g) {
+      const std::int8_t* at = centroids + (2 * g * pairs + p) * 2 * kClusterGroup;
+      const auto both = hn::Combine(d8, hn::LoadU(half, at + pairs * 2 * kClusterGroup), hn::LoadU(half, at));
+      const auto k = hn::PromoteTo(d16, both);
+      SCSA_UNROLL
+      for (std::size_t i = 0; i < kQueries; ++i) acc[g][i] = AddPairs(d32, k, query[i], acc[g][i]);
+    }
+  }
+  SCSA_UNROLL
+  for (std::size_t g = 0; g < kVectors; ++g) {
+    SCSA_UNROLL
+    for (std::size_t i = 0; i < kQueries; ++i) {
+      hn::StoreU(acc[g][i], d32, dots + i * stride + 2 * g * kClusterGroup);
+    }
+  }
+}
+#endif
+
 // Accumulators of kGroups groups, one vector per query and one for a centroid share the registers.
 template <std::size_t kQueries>
 inline constexpr std::size_t kScoreGroups = SCSA_MANY_REGISTERS || kQueries <= 2 ? 4 : 2;
@@ -181,7 +225,11 @@ HWY_NOINLINE void BlockExponents(const SummaryLayout& layout, const ConstKeyReco
     std::size_t n = kClusterGroup;
     if (slots - c >= kAtOnce) {
       n = kAtOnce;
+#if HWY_MAX_BYTES >= 64
+      DotGroupPairs<kQueries, kGroups>(framed, centroids, pairs, dots, kAtOnce, fetch);
+#else
       DotGroups<kQueries, kGroups>(framed, centroids, pairs, dots, kAtOnce, fetch);
+#endif
     } else {
       DotGroups<kQueries, 1>(framed, centroids, pairs, dots, kAtOnce, fetch);
     }
