@@ -50,9 +50,9 @@ TEST(KernelCases, EveryPrimitiveHasItsCases) {
     EXPECT_GT(kernel.bytes, 0.0);
     kernel.run(2);  // in particular over the end of the data
   }
-  // Hot and cold, 1 and 3 heads: attend in 4 formats, packed and gather in 1 each, score and accumulate in 2, two
+  // Hot and cold, 1 and 3 heads: attend in 4 formats, packed and both gathers in 1 each, score and accumulate in 2, two
   // estimates and a tail; and two ways to cluster.
-  EXPECT_EQ(seen.size(), 4u * (4 + 1 + 1 + 2 + 2 + 2 + 1) + 2);
+  EXPECT_EQ(seen.size(), 4u * (4 + 1 + 2 + 2 + 2 + 2 + 1) + 2);
 }
 
 TEST(KernelCases, CountRowsBytesAndMultiplyAdds) {
@@ -75,6 +75,10 @@ TEST(KernelCases, GatherCountsTheRowsThatItReads) {
   const KernelCase hot = Find(CasesOf(SmallSetup(), {"gather"}), "f16", 1, CacheState::kHot);
   EXPECT_EQ(hot.rows, 2.0 * 256);
   EXPECT_EQ(hot.bytes, 2.0 * 256 * 256);
+  // The same rows in 8 bits.
+  const KernelCase packed = Find(CasesOf(SmallSetup(), {"gather-int8"}), "int8", 1, CacheState::kHot);
+  EXPECT_EQ(packed.rows, 2.0 * 256);
+  EXPECT_EQ(packed.bytes, 2.0 * 256 * 128);
 }
 
 TEST(KernelCases, CountClustersOfEstimates) {
