@@ -193,8 +193,9 @@ void MoveToHugePages(BackendState& state, const AttentionNode& a, int stream) {
   if (a.n_kv < kHugePageCells || !CurrentHugePages()) return;
   const KvView kv = a.Kv(stream);
   const auto advance = [&](const ggml_tensor* root, const void* begin, std::int64_t row_stride) {
-    state.huge_pages.Advance(begin, static_cast<std::size_t>(a.n_kv * row_stride), Ggml().buffer_get_base(root->buffer),
-                             Ggml().buffer_get_size(root->buffer));
+    state.huge_pages.Advance({begin, static_cast<std::size_t>(a.n_kv * row_stride)},
+                             {root->data, static_cast<std::size_t>(root->ne[3]) * root->nb[3]},
+                             {Ggml().buffer_get_base(root->buffer), Ggml().buffer_get_size(root->buffer)});
   };
   if (a.k_root->buffer != nullptr) advance(a.k_root, kv.k, kv.k_row_stride);
   if (a.v_root->buffer != nullptr) advance(a.v_root, kv.v, kv.v_row_stride);

@@ -14,7 +14,7 @@ namespace {
 
 // Since Linux 6.1; older C libraries do not know the name.
 constexpr int kCollapse = 25;
-constexpr int kMostRefusals = 3;  // of a page
+constexpr int kMostRefusals = 3;
 // Larger ones (64 KiB base pages have those of 512 MiB) are no gain here.
 constexpr std::size_t kLargest = std::size_t{2} << 20;
 
@@ -43,30 +43,34 @@ std::size_t HugePageBytes() {
   return bytes;
 }
 
-void HugePages::Advance(const void* begin, std::size_t used, const void* buffer, std::size_t bytes) {
+void HugePages::Advance(Range used, Range tensor, Range buffer) {
   const std::size_t page = HugePageBytes();
-  if (!possible_ || page == 0 || bytes < page) return;
-  const auto first = reinterpret_cast<std::uintptr_t>(begin);
-  const auto low = reinterpret_cast<std::uintptr_t>(buffer);
+  if (!possible_ || page == 0 || buffer.bytes < page) return;
+  const Range target = used.bytes >= tensor.bytes / 2 ? buffer : used;
+  const auto begin = reinterpret_cast<std::uintptr_t>(target.begin);
+  const auto low = reinterpret_cast<std::uintptr_t>(buffer.begin);
   Due* due = nullptr;
   try {
-    due = &next_.try_emplace(begin, Due{first / page * page}).first->second;
+    due = &next_.try_emplace(target.begin, Due{begin / page * page}).first->second;
   } catch (const std::bad_alloc&) {
     return;
   }
   due->page = std::max(due->page, (low + page - 1) / page * page);
-  if (due->page >= first + used || due->page + page > low + bytes) return;
+  // Up to the last page that overlaps the target and lies in the buffer.
+  const std::uintptr_t end = std::min((begin + target.bytes + page - 1) / page, (low + buffer.bytes) / page) * page;
+  if (due->page >= end) return;
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   if (start < not_before_) return;
   void* at = reinterpret_cast<void*>(due->page);
-  const int error = madvise(at, page, kCollapse) == 0 ? 0 : errno;
-  if (error == EINVAL && madvise(at, page, MADV_HUGEPAGE) != 0) possible_ = false;
+  const std::size_t bytes = std::min<std::size_t>(end - due->page, kMostPages * page);
+  const int error = madvise(at, bytes, kCollapse) == 0 ? 0 : errno;
+  if (error == EINVAL && madvise(at, bytes, MADV_HUGEPAGE) != 0) possible_ = false;
   // What the system refuses for the moment is asked for again, but nothing waits for it for ever.
   const bool again = error == EAGAIN && ++due->refusals < kMostRefusals;
-  if (!again) *due = {due->page + page};
-  const auto end = Clock::now();
-  not_before_ = end + std::chrono::duration_cast<Clock::duration>((end - start) * (1.0 / share_ - 1.0));
+  if (!again) *due = {due->page + bytes};
+  const auto stop = Clock::now();
+  not_before_ = stop + std::chrono::duration_cast<Clock::duration>((stop - start) * (1.0 / share_ - 1.0));
 }
 
 }  // namespace scsa::plugin

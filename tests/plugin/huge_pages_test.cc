@@ -16,6 +16,7 @@ namespace {
 // Touched memory in small pages, where the kernel moves pages when it is asked to.
 class HugePagesTest : public ::testing::Test {
  protected:
+  using Range = HugePages::Range;
   static constexpr std::size_t kPages = 6;  // huge ones, of which five at least lie in the mapping as a whole
 
   void SetUp() override {
@@ -23,7 +24,7 @@ class HugePagesTest : public ::testing::Test {
     if (page_ == 0) GTEST_SKIP() << "no huge pages on request here";
     Map();
     if (Moved() > 0) GTEST_SKIP() << "memory has huge pages from the beginning here";
-    if (MovedBy(1, First(), 1, memory_, Bytes()) == 0) GTEST_SKIP() << "this kernel does not move pages at once";
+    if (MovedBy(1, {First(), 1}, All(), All()) == 0) GTEST_SKIP() << "this kernel does not move pages at once";
     Unmap();
     Map();
   }
@@ -68,50 +69,50 @@ class HugePagesTest : public ::testing::Test {
   }
   // Calls with these arguments until `expected` pages have moved. The kernel may refuse a page for a moment, so that
   // several objects begin anew; never do they move more than they should.
-  std::size_t MovedBy(std::size_t expected, const void* begin, std::size_t used, const void* buffer,
-                      std::size_t bytes) const {
+  std::size_t MovedBy(std::size_t expected, Range used, Range tensor, Range buffer) const {
     for (int attempt = 0; attempt < 20 && Moved() < expected; ++attempt) {
       HugePages pages(1.0);
-      for (std::size_t call = 0; call < 4 * kPages; ++call) pages.Advance(begin, used, buffer, bytes);
+      for (int call = 0; call < 4; ++call) pages.Advance(used, tensor, buffer);
     }
     return Moved();
   }
+  Range All() const { return {memory_, Bytes()}; }
 
   std::size_t page_ = 0;
   std::byte* memory_ = nullptr;
 };
 
 TEST_F(HugePagesTest, AllOfACacheMovesAndKeepsItsContents) {
-  EXPECT_EQ(MovedBy(WholePages(), memory_, Bytes(), memory_, Bytes()), WholePages());
+  EXPECT_EQ(MovedBy(WholePages(), All(), All(), All()), WholePages());
   for (std::size_t i = 0; i < Bytes(); i += 64) ASSERT_EQ(memory_[i], Value(i)) << i;
 }
 
-TEST_F(HugePagesTest, NoCallMovesMoreThanOnePage) {
-  HugePages pages(1.0);
-  for (std::size_t call = 1; call <= kPages; ++call) {
-    pages.Advance(memory_, Bytes(), memory_, Bytes());
-    EXPECT_LE(Moved(), call);
-  }
-}
-
-// With next to no share of the time the second page has to wait for days.
-TEST_F(HugePagesTest, TheNextPageWaitsForItsShareOfTheTime) {
-  HugePages pages(1e-9);
-  for (std::size_t call = 0; call < kPages; ++call) pages.Advance(memory_, Bytes(), memory_, Bytes());
-  EXPECT_LE(Moved(), 1u);
-}
-
 TEST_F(HugePagesTest, OnlyWhatIsUsedMovesAndTheRestFollows) {
-  EXPECT_EQ(MovedBy(2, First() + 100, page_, memory_, Bytes()), 2u);  // it lies in two
-  EXPECT_EQ(MovedBy(3, First() + 100, 2 * page_, memory_, Bytes()), 3u);
+  EXPECT_EQ(MovedBy(2, {First() + 100, page_}, All(), All()), 2u);  // it lies in two
+  EXPECT_EQ(MovedBy(3, {First() + 100, 2 * page_}, All(), All()), 3u);
+}
+
+// Other layers are as full as this one.
+TEST_F(HugePagesTest, ATensorThatIsHalfFullTakesItsWholeBufferAlong) {
+  const Range tensor = {First(), 2 * page_};
+  EXPECT_EQ(MovedBy(1, {First(), page_ - 64}, tensor, All()), 1u);
+  EXPECT_EQ(MovedBy(WholePages(), {First(), page_}, tensor, All()), WholePages());
+}
+
+// With next to no share of the time the next call to the system has to wait for days.
+TEST_F(HugePagesTest, MoreHasToWaitForItsShareOfTheTime) {
+  HugePages pages(1e-9);
+  for (int call = 0; call < 8; ++call) {
+    pages.Advance({First() + static_cast<std::size_t>(call % 2) * 2 * page_, 64}, All(), All());
+  }
+  EXPECT_LE(Moved(), 1u);
 }
 
 TEST_F(HugePagesTest, ABufferWithoutAWholePageIsLeftAlone) {
   HugePages pages(1.0);
   // From the middle of a page to the middle of the next one, and half a page.
-  for (std::size_t call = 0; call < kPages; ++call) {
-    pages.Advance(First() + page_ / 2, page_, First() + page_ / 2, page_);
-    pages.Advance(First(), page_ / 2, First(), page_ / 2);
+  for (const Range& buffer : {Range{First() + page_ / 2, page_}, Range{First(), page_ / 2}}) {
+    for (int call = 0; call < 4; ++call) pages.Advance(buffer, buffer, buffer);
   }
   EXPECT_EQ(Moved(), 0u);
 }
