@@ -131,7 +131,7 @@ def enable(**options: object) -> None:
 
 def set_option(name: str, value: object) -> None:
     """Changes an option (docs/reference.md): mode, preset, selection, tolerance, calibrate, crossover, taus, audit, stats, max_mem,
-    checks, packed, huge_pages.
+    checks, packed.
 
     Options of the operator hold for models opened afterwards. ValueError says what is wrong with a value.
     """

@@ -81,7 +81,7 @@ def test_options():
         "the plugin is not loaded: call scsa.enable() first",
         'mode: "quick" is not allowed; use auto, exact, off or limit',
         'speed: unknown option "speed"; there are mode, preset, selection, tolerance, calibrate, crossover, taus, '
-        "audit, prompt_tolerance, progress, stats, max_mem, checks, packed and huge_pages",
+        "audit, prompt_tolerance, progress, stats, max_mem, checks and packed",
         "0 0.00390625",
     ]
     assert result.stderr.count("mode auto, preset fast, tolerance 0.015") == 1

@@ -186,24 +186,8 @@ std::optional<Path> AttendPrompt(BackendState& state, const AttentionNode& a, in
   return std::nullopt;
 }
 
-// From this many cells on a cache is worth it.
-constexpr std::int64_t kHugePageCells = 1024;
-
-void MoveToHugePages(BackendState& state, const AttentionNode& a, int stream) {
-  if (a.n_kv < kHugePageCells || !CurrentHugePages()) return;
-  const KvView kv = a.Kv(stream);
-  const auto advance = [&](const ggml_tensor* root, const void* begin, std::int64_t row_stride) {
-    state.huge_pages.Advance({begin, static_cast<std::size_t>(a.n_kv * row_stride)},
-                             {root->data, static_cast<std::size_t>(root->ne[3]) * root->nb[3]},
-                             {Ggml().buffer_get_base(root->buffer), Ggml().buffer_get_size(root->buffer)});
-  };
-  if (a.k_root->buffer != nullptr) advance(a.k_root, kv.k, kv.k_row_stride);
-  if (a.v_root->buffer != nullptr) advance(a.v_root, kv.v, kv.v_row_stride);
-}
-
 // Attention of one stream. After an error nothing was written.
 Status ComputeStream(BackendState& state, const AttentionNode& a, int stream, Mode mode) {
-  MoveToHugePages(state, a, stream);
   const std::int64_t words = (a.n_kv + 63) / 64;
   const std::uint64_t visible = CountVisible(state.visible.data(), a.n_q, words);
   const auto kv_heads = static_cast<std::uint64_t>(a.shape.kv_heads);

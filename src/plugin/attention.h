@@ -6,7 +6,6 @@
 
 #include "plugin/cpu_backend.h"
 #include "plugin/ggml_compat.h"
-#include "plugin/huge_pages.h"
 #include "scsa/exact.h"
 #include "scsa/plugin.h"
 
@@ -16,7 +15,6 @@ namespace scsa::plugin {
 struct BackendState {
   int n_threads = GGML_DEFAULT_N_THREADS;
   Workspace workspace;
-  HugePages huge_pages;
   std::vector<std::uint64_t> visible;
   CpuBackend cpu;                   // for nodes that must be left to ggml after all
   std::vector<ggml_tensor*> nodes;  // of a whole graph: those that wait for it

@@ -93,8 +93,6 @@ std::string ResolveGgml(const void* caller) {
   Find(caller, "ggml_backend_buft_get_alignment", &api.buft_get_alignment, &missing);
   Find(caller, "ggml_backend_buft_is_host", &api.buft_is_host, &missing);
   Find(caller, "ggml_backend_buffer_is_host", &api.buffer_is_host, &missing);
-  Find(caller, "ggml_backend_buffer_get_base", &api.buffer_get_base, &missing);
-  Find(caller, "ggml_backend_buffer_get_size", &api.buffer_get_size, &missing);
   // The version first: it explains missing functions.
   const std::string running = api.version != nullptr ? api.version() : "unknown";
   if (running != SCSA_GGML_VERSION) {

@@ -47,8 +47,6 @@ struct GgmlApi {
   decltype(&::ggml_backend_buft_get_alignment) buft_get_alignment = nullptr;
   decltype(&::ggml_backend_buft_is_host) buft_is_host = nullptr;
   decltype(&::ggml_backend_buffer_is_host) buffer_is_host = nullptr;
-  decltype(&::ggml_backend_buffer_get_base) buffer_get_base = nullptr;
-  decltype(&::ggml_backend_buffer_get_size) buffer_get_size = nullptr;
 };
 
 // The functions, after ResolveGgml succeeded.

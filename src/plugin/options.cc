@@ -28,7 +28,7 @@ constexpr Variable kVariables[] = {
     {"audit", "SCSA_AUDIT"},         {"prompt_tolerance", "SCSA_PROMPT_TOLERANCE"},
     {"progress", "SCSA_PROGRESS"},   {"stats", "SCSA_STATS"},
     {"max_mem", "SCSA_MAX_MEM"},     {"checks", "SCSA_CHECKS"},
-    {"packed", "SCSA_PACKED"},       {"huge_pages", "SCSA_HUGE_PAGES"},
+    {"packed", "SCSA_PACKED"},
 };
 
 constexpr const char* kTausVariable = "SCSA_TAUS";
@@ -98,7 +98,6 @@ std::atomic<Mode> g_mode{Mode::kAuto};
 std::atomic<std::int64_t> g_crossover{kAutoCrossover};
 std::atomic<bool> g_progress{false};
 std::atomic<bool> g_checks{true};
-std::atomic<bool> g_huge_pages{true};
 
 }  // namespace
 
@@ -219,15 +218,10 @@ std::string SetOption(std::string_view name, std::string_view value, Options* op
     options->checks = value == "on";
     return {};
   }
-  if (name == "huge_pages") {
-    if (value != "on" && value != "off") return Bad(value, "on or off");
-    options->huge_pages = value == "on";
-    return {};
-  }
   std::string message = "unknown option \"";
   return message.append(name).append(
       "\"; there are mode, preset, selection, tolerance, calibrate, crossover, taus, audit, prompt_tolerance, "
-      "progress, stats, max_mem, checks, packed and huge_pages");
+      "progress, stats, max_mem, checks and packed");
 }
 
 std::string OptionsFromEnvironment(Options* options) {
@@ -287,8 +281,6 @@ std::int64_t CurrentCrossover() { return g_crossover.load(std::memory_order_rela
 
 bool CurrentChecks() { return g_checks.load(std::memory_order_relaxed); }
 
-bool CurrentHugePages() { return g_huge_pages.load(std::memory_order_relaxed); }
-
 void InstallOptions(const Options& options) {
   std::lock_guard lock(GlobalStore().mutex);
   GlobalStore().options = options;
@@ -296,7 +288,6 @@ void InstallOptions(const Options& options) {
   g_crossover.store(options.crossover, std::memory_order_relaxed);
   g_progress.store(options.progress, std::memory_order_relaxed);
   g_checks.store(options.checks, std::memory_order_relaxed);
-  g_huge_pages.store(options.huge_pages, std::memory_order_relaxed);
 }
 
 }  // namespace scsa::plugin

@@ -47,7 +47,6 @@ struct Options {
   bool stats = false;                       // print a summary at exit
   std::uint64_t max_mem = kNoMemoryLimit;   // bytes that all plans may hold together
   bool checks = true;                       // compare cached rows with what plans were built from; false: to time that
-  bool huge_pages = true;                   // move caches into them
   bool cpu_device = false;                  // offer a device for whole graphs; fixed when the library loads
 };
 
@@ -71,7 +70,6 @@ Mode CurrentMode();
 std::int64_t CurrentCrossover();
 bool CurrentProgress();
 bool CurrentChecks();
-bool CurrentHugePages();
 void InstallOptions(const Options& options);
 
 }  // namespace scsa::plugin

@@ -140,7 +140,6 @@ TEST(SetOption, RefusesEverythingElseAndChangesNothing) {
   const std::pair<const char*, const char*> bad[] = {
       {"packed", "q4_0"},
       {"packed", ""},
-      {"huge_pages", "yes"},
       {"selection", "automatic"},
       {"mode", "fast"},
       {"mode", ""},
