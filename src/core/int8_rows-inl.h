@@ -36,7 +36,6 @@ inline constexpr std::size_t kBatchPairs = kTileRows / 2;
 // Register blocks of keys hold up to four pairs. What a block computes beyond the end of a segment is not used.
 inline constexpr std::size_t kPairBlock = 4;
 inline constexpr std::size_t kBatchRoom = kTileRows + 2 * kPairBlock;  // rows
-inline constexpr float kWeightSteps = 32767.0f;
 inline constexpr float kRowSteps = 127.0f;
 
 // The middle of each dimension's range over the rows, and its half in 127 steps.
@@ -192,21 +191,6 @@ struct Int8Weights {
   float scale[kInt8Slab];
 };
 
-HWY_INLINE void RoundWeights(const float* HWY_RESTRICT weights, std::size_t n, std::size_t i,
-                             Int8Weights* HWY_RESTRICT out) {
-  const FullTag d;
-  const hn::Rebind<std::int16_t, FullTag> d16;
-  auto largest = hn::Zero(d);
-  for (std::size_t r = 0; r < n; r += hn::Lanes(d)) largest = hn::Max(largest, hn::Load(d, weights + r));
-  const float scale = hn::GetLane(hn::MaxOfLanes(d, largest)) / kWeightSteps;
-  const auto inverse = hn::Set(d, scale > 1e-37f ? 1.0f / scale : 0.0f);
-  for (std::size_t r = 0; r < n; r += hn::Lanes(d)) {
-    const auto rounded = hn::NearestInt(hn::Mul(hn::Load(d, weights + r), inverse));
-    hn::StoreU(hn::DemoteTo(d16, rounded), d16, out->values[i] + r);
-  }
-  out->scale[i] = scale;
-}
-
 // Of n floats, with room for a vector more.
 HWY_INLINE float SumOf(const float* HWY_RESTRICT x, std::size_t n) {
   const FullTag d;
@@ -250,11 +234,7 @@ HWY_INLINE void SumValuesBlock(std::size_t dim0, const std::int8_t* const* pairs
     if (dim0 == 0) next.Fetch(place + p);
     hn::VFromD<decltype(d16)> both[kQueries];
     SCSA_UNROLL
-    for (std::size_t i = 0; i < kQueries; ++i) {
-      std::int32_t pair;
-      std::memcpy(&pair, weights.values[i] + 2 * (place + p), sizeof(pair));
-      both[i] = hn::BitCast(d16, hn::Set(d32, pair));
-    }
+    for (std::size_t i = 0; i < kQueries; ++i) both[i] = BroadcastPair(d32, weights.values[i] + 2 * (place + p));
     const std::int8_t* at = pairs[p] + values_at + 2 * dim0;
     SCSA_UNROLL
     for (std::size_t v = 0; v < kVecs; ++v) {
@@ -378,7 +358,8 @@ void AttendInt8RowsWith(D d, const Int8RunArgs& args, const SoftmaxState& state)
       for (std::size_t s = 0; s < slab; ++s) {
         SoftmaxTile(full, head_dim, args.softcap, seen, 2 * n_pairs, logits[s], state.max + i + s, state.sum + i + s,
                     state.num + (i + s) * head_dim);
-        RoundWeights(logits[s], 2 * n_pairs, s, &weights);
+        weights.scale[s] =
+            RoundWeights(full, logits[s], hwy::RoundUpTo(2 * n_pairs, hn::Lanes(full)), weights.values[s]);
       }
       for (std::size_t g = 0; g < n_segments; ++g) {
         const Segment& segment = segments[g];

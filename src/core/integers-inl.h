@@ -11,6 +11,8 @@
 #endif
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 
 #include "core/rows-inl.h"
 #include "hwy/highway.h"
@@ -42,6 +44,33 @@ HWY_INLINE hn::VFromD<D32> AddPairs(D32 d32, V16 a, V16 b, hn::VFromD<D32> sum) 
   const auto low = hn::Mul(hn::ShiftRight<16>(hn::ShiftLeft<16>(wa)), hn::ShiftRight<16>(hn::ShiftLeft<16>(wb)));
   return hn::Add(sum, hn::Add(low, hn::Mul(hn::ShiftRight<16>(wa), hn::ShiftRight<16>(wb))));
 #endif
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// A pair of neighbouring 16-bit integers in all 32-bit lanes, to be multiplied by AddPairs.
+template <class D32>
+HWY_INLINE hn::VFromD<hn::Repartition<std::int16_t, D32>> BroadcastPair(D32 d32, const std::int16_t* at) {
+  std::int32_t pair;
+  std::memcpy(&pair, at, sizeof(pair));
+  return hn::BitCast(hn::Repartition<std::int16_t, D32>(), hn::Set(d32, pair));
+}
+#endif
+
+// Rounds n weights >= 0 to 15 bits of the largest one, and returns what a unit of the integers is worth. n: whole
+// vectors.
+template <class D>
+HWY_INLINE float RoundWeights(D d, const float* HWY_RESTRICT weights, std::size_t n, std::int16_t* HWY_RESTRICT out) {
+  constexpr float kSteps = 32767.0f;
+  const hn::Rebind<std::int16_t, D> d16;
+  auto largest = hn::Zero(d);
+  for (std::size_t i = 0; i < n; i += hn::Lanes(d)) largest = hn::Max(largest, hn::LoadU(d, weights + i));
+  const float scale = hn::GetLane(hn::MaxOfLanes(d, largest)) / kSteps;
+  const auto inverse = hn::Set(d, scale > 1e-37f ? 1.0f / scale : 0.0f);
+  for (std::size_t i = 0; i < n; i += hn::Lanes(d)) {
+    const auto rounded = hn::NearestInt(hn::Mul(hn::LoadU(d, weights + i), inverse));
+    hn::StoreU(hn::DemoteTo(d16, rounded), d16, out + i);
+  }
+  return scale;
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -102,15 +102,18 @@ HWY_INLINE void DotGroups(const FramedQueries<kQueries>& q, const std::int8_t* H
     }
   }
 #else
-  const hn::CappedTag<std::int32_t, kClusterGroup> d32;
+  // A vector of sums holds two groups where it can, one, or a part of one.
+  const hn::CappedTag<std::int32_t, kClusterGroup*(kGroups % 2 == 0 ? 2 : 1)> d32;
   const hn::Repartition<std::int16_t, decltype(d32)> d16;
   const hn::Rebind<std::int8_t, decltype(d16)> d8;
   using V = hn::VFromD<decltype(d32)>;
   constexpr std::size_t kLanes = hn::MaxLanes(decltype(d32)());
-  constexpr std::size_t kParts = kClusterGroup / kLanes;
-  V acc[kGroups][kQueries][kParts];
+  constexpr std::size_t kAtOnce = kLanes > kClusterGroup ? 2 : 1;  // groups
+  constexpr std::size_t kParts = kAtOnce * kClusterGroup / kLanes;
+  constexpr std::size_t kVectors = kGroups / kAtOnce;
+  V acc[kVectors][kQueries][kParts];
   SCSA_UNROLL
-  for (std::size_t g = 0; g < kGroups; ++g) {
+  for (std::size_t g = 0; g < kVectors; ++g) {
     SCSA_UNROLL
     for (std::size_t i = 0; i < kQueries; ++i) {
       SCSA_UNROLL
@@ -121,78 +124,37 @@ HWY_INLINE void DotGroups(const FramedQueries<kQueries>& q, const std::int8_t* H
     if (p % kStepEvery == 0) fetch.Step(kStepEvery * kGroups);
     hn::VFromD<decltype(d16)> query[kQueries];
     SCSA_UNROLL
-    for (std::size_t i = 0; i < kQueries; ++i) {
-      std::int32_t pair;
-      std::memcpy(&pair, q.values[i] + 2 * p, sizeof(pair));
-      query[i] = hn::BitCast(d16, hn::Set(d32, pair));
-    }
+    for (std::size_t i = 0; i < kQueries; ++i) query[i] = BroadcastPair(d32, q.values[i] + 2 * p);
     SCSA_UNROLL
-    for (std::size_t g = 0; g < kGroups; ++g) {
-      const std::int8_t* at = centroids + (g * pairs + p) * 2 * kClusterGroup;
+    for (std::size_t g = 0; g < kVectors; ++g) {
+      const std::int8_t* at = centroids + (g * kAtOnce * pairs + p) * 2 * kClusterGroup;
       SCSA_UNROLL
       for (std::size_t part = 0; part < kParts; ++part) {
-        const auto k = hn::PromoteTo(d16, hn::LoadU(d8, at + part * 2 * kLanes));
+        hn::VFromD<decltype(d16)> k;
+        if constexpr (kAtOnce == 2) {
+          const hn::Half<decltype(d8)> half;
+          const auto next = hn::LoadU(half, at + pairs * 2 * kClusterGroup);
+          k = hn::PromoteTo(d16, hn::Combine(d8, next, hn::LoadU(half, at)));
+        } else {
+          k = hn::PromoteTo(d16, hn::LoadU(d8, at + part * 2 * kLanes));
+        }
         SCSA_UNROLL
         for (std::size_t i = 0; i < kQueries; ++i) acc[g][i][part] = AddPairs(d32, k, query[i], acc[g][i][part]);
       }
     }
   }
   SCSA_UNROLL
-  for (std::size_t g = 0; g < kGroups; ++g) {
+  for (std::size_t g = 0; g < kVectors; ++g) {
     SCSA_UNROLL
     for (std::size_t i = 0; i < kQueries; ++i) {
       SCSA_UNROLL
       for (std::size_t part = 0; part < kParts; ++part) {
-        hn::StoreU(acc[g][i][part], d32, dots + i * stride + g * kClusterGroup + part * kLanes);
+        hn::StoreU(acc[g][i][part], d32, dots + i * stride + g * kAtOnce * kClusterGroup + part * kLanes);
       }
     }
   }
 #endif
 }
-
-#if HWY_MAX_BYTES >= 64
-// The same for an even number of groups, with vectors of sums that hold two of them.
-template <std::size_t kQueries, std::size_t kGroups>
-HWY_INLINE void DotGroupPairs(const FramedQueries<kQueries>& q, const std::int8_t* HWY_RESTRICT centroids,
-                              std::size_t pairs, std::int32_t* HWY_RESTRICT dots, std::size_t stride, Fetcher& fetch) {
-  const hn::CappedTag<std::int32_t, 2 * kClusterGroup> d32;
-  const hn::Repartition<std::int16_t, decltype(d32)> d16;
-  const hn::Rebind<std::int8_t, decltype(d16)> d8;
-  const hn::Half<decltype(d8)> half;
-  constexpr std::size_t kVectors = kGroups / 2;
-  hn::VFromD<decltype(d32)> acc[kVectors][kQueries];
-  SCSA_UNROLL
-  for (std::size_t g = 0; g < kVectors; ++g) {
-    SCSA_UNROLL
-    for (std::size_t i = 0; i < kQueries; ++i) acc[g][i] = hn::Zero(d32);
-  }
-  for (std::size_t p = 0; p < pairs; ++p) {
-    if (p % kStepEvery == 0) fetch.Step(kStepEvery * kGroups);
-    hn::VFromD<decltype(d16)> query[kQueries];
-    SCSA_UNROLL
-    for (std::size_t i = 0; i < kQueries; ++i) {
-      std::int32_t pair;
-      std::memcpy(&pair, q.values[i] + 2 * p, sizeof(pair));
-      query[i] = hn::BitCast(d16, hn::Set(d32, pair));
-    }
-    SCSA_UNROLL
-    for (std::size_t g = 0; g < kVectors; ++g) {
-      const std::int8_t* at = centroids + (2 * g * pairs + p) * 2 * kClusterGroup;
-      const auto both = hn::Combine(d8, hn::LoadU(half, at + pairs * 2 * kClusterGroup), hn::LoadU(half, at));
-      const auto k = hn::PromoteTo(d16, both);
-      SCSA_UNROLL
-      for (std::size_t i = 0; i < kQueries; ++i) acc[g][i] = AddPairs(d32, k, query[i], acc[g][i]);
-    }
-  }
-  SCSA_UNROLL
-  for (std::size_t g = 0; g < kVectors; ++g) {
-    SCSA_UNROLL
-    for (std::size_t i = 0; i < kQueries; ++i) {
-      hn::StoreU(acc[g][i], d32, dots + i * stride + 2 * g * kClusterGroup);
-    }
-  }
-}
-#endif
 
 // Accumulators of kGroups groups, one vector per query and one for a centroid share the registers.
 template <std::size_t kQueries>
@@ -225,11 +187,7 @@ HWY_NOINLINE void BlockExponents(const SummaryLayout& layout, const ConstKeyReco
     std::size_t n = kClusterGroup;
     if (slots - c >= kAtOnce) {
       n = kAtOnce;
-#if HWY_MAX_BYTES >= 64
-      DotGroupPairs<kQueries, kGroups>(framed, centroids, pairs, dots, kAtOnce, fetch);
-#else
       DotGroups<kQueries, kGroups>(framed, centroids, pairs, dots, kAtOnce, fetch);
-#endif
     } else {
       DotGroups<kQueries, 1>(framed, centroids, pairs, dots, kAtOnce, fetch);
     }
@@ -410,11 +368,7 @@ HWY_INLINE void AddMeansBlock(D d, std::size_t dim0, std::size_t head_dim, const
     }
     hn::VFromD<decltype(d16)> both[kQueries];
     SCSA_UNROLL
-    for (std::size_t i = 0; i < kQueries; ++i) {
-      std::int32_t pair;
-      std::memcpy(&pair, weights.values[i] + 2 * p, sizeof(pair));
-      both[i] = hn::BitCast(d16, hn::Set(d32, pair));
-    }
+    for (std::size_t i = 0; i < kQueries; ++i) both[i] = BroadcastPair(d32, weights.values[i] + 2 * p);
     const std::int8_t* at = means + (p * head_dim + dim0) * 2;
     SCSA_UNROLL
     for (std::size_t v = 0; v < kVecs; ++v) {
@@ -452,29 +406,17 @@ HWY_INLINE void AddMeansBlocks(D d, std::size_t dim, std::size_t head_dim, const
   }
 }
 
-// Weights relative to the block's largest: a cluster that weighs less than 2^-16 of it counts through the block's mean.
+// A cluster that weighs less than 2^-16 of the block's largest counts through the block's mean.
 template <std::size_t kQueries>
-HWY_INLINE void RoundWeights(const float* HWY_RESTRICT weights, std::int64_t stride, std::size_t n,
-                             BlockWeights<kQueries>* HWY_RESTRICT out) {
+HWY_INLINE void RoundBlockWeights(const float* HWY_RESTRICT weights, std::int64_t stride, std::size_t n,
+                                  BlockWeights<kQueries>* HWY_RESTRICT out) {
   const EightTag d;
-  const hn::Rebind<std::int16_t, EightTag> d16;
-  constexpr float kSteps = 32767.0f;
   for (std::size_t i = 0; i < kQueries; ++i) {
     const float* from = weights + static_cast<std::int64_t>(i) * stride;
-    auto largest = hn::Zero(d);
     auto sum = hn::Zero(d);
-    for (std::size_t c = 0; c < n; c += hn::Lanes(d)) {
-      const auto weight = hn::LoadU(d, from + c);
-      largest = hn::Max(largest, weight);
-      sum = hn::Add(sum, weight);
-    }
+    for (std::size_t c = 0; c < n; c += hn::Lanes(d)) sum = hn::Add(sum, hn::LoadU(d, from + c));
     out->sum[i] = hn::GetLane(hn::SumOfLanes(d, sum));
-    out->scale[i] = hn::GetLane(hn::MaxOfLanes(d, largest)) / kSteps;
-    const auto inverse = hn::Set(d, out->scale[i] > 1e-37f ? 1.0f / out->scale[i] : 0.0f);
-    for (std::size_t c = 0; c < n; c += hn::Lanes(d)) {
-      const auto rounded = hn::NearestInt(hn::Mul(hn::LoadU(d, from + c), inverse));
-      hn::StoreU(hn::DemoteTo(d16, rounded), d16, out->values[i] + c);
-    }
+    out->scale[i] = RoundWeights(d, from, n, out->values[i]);
   }
 }
 
@@ -484,7 +426,7 @@ HWY_NOINLINE void AddMeans(std::size_t head_dim, const ConstValueRecord& record,
                            std::size_t n, const float* weights, std::int64_t weights_stride, float* sums,
                            float* const* num, Fetcher& fetch_k, Fetcher& fetch_v) {
   BlockWeights<kQueries> rounded;
-  RoundWeights<kQueries>(weights, weights_stride, n, &rounded);
+  RoundBlockWeights<kQueries>(weights, weights_stride, n, &rounded);
   float total = 0.0f;
   for (std::size_t i = 0; i < kQueries; ++i) {
     sums[i] += rounded.sum[i];

@@ -473,6 +473,16 @@ Status AttendSparse(const StepArgs& args, std::span<const float> taus, const Out
   return Status::Ok();
 }
 
+bool step_parts::BeginRecording(const StepArgs& args, CalibrationWindow* window, std::int32_t* in_play) {
+  for (int h = 0; h < args.shape.q_heads; ++h) in_play[h] = window->ThresholdsInPlay(args.config.statistic, h, 1);
+  try {
+    window->BeginStep();
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
+}
+
 Status RecordStep(const StepArgs& args, const OutView& exact_output, CalibrationWindow* window) {
   if (args.hierarchical) return RecordWalk(args, exact_output, window);
   const int kv_heads = args.shape.kv_heads;
@@ -510,12 +520,7 @@ Status RecordStep(const StepArgs& args, const OutView& exact_output, Calibration
   if (memory == nullptr) return OutOfMemory();
   lay_out(memory);
 
-  for (int h = 0; h < q_heads; ++h) in_play[h] = window->ThresholdsInPlay(args.config.statistic, h, 1);
-  try {
-    window->BeginStep();
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory();
-  }
+  if (!BeginRecording(args, window, in_play)) return OutOfMemory();
 
   ParallelFor(args.n_threads, q_heads, [&](std::int64_t h, int) {
     // Thresholds out of play share the error of the last one that is not.

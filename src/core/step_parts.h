@@ -102,6 +102,9 @@ void WriteOutput(const SoftmaxState& state, float sink, int head_dim, float* out
 void SelectByWalk(const StepArgs& args, const Prepared& p, std::span<const float> taus,
                   const ClusterWalk::Scratch& walks, const Selected& out);
 
+// Begins a step of the window. in_play, [q_heads]: how many thresholds each query head replays. False: no memory.
+bool BeginRecording(const StepArgs& args, CalibrationWindow* window, std::int32_t* in_play);
+
 // RecordStep with hierarchical selection.
 Status RecordWalk(const StepArgs& args, const OutView& exact_output, CalibrationWindow* window);
 

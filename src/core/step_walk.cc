@@ -4,7 +4,6 @@
 // all clusters.
 #include <algorithm>
 #include <array>
-#include <new>
 
 #include "core/cluster_walk.h"
 #include "core/parallel.h"
@@ -123,12 +122,7 @@ Status step_parts::RecordWalk(const StepArgs& args, const OutView& exact_output,
   void* memory = Reserve(args, ScratchUser::kCalibration, lay_out(nullptr));
   if (memory == nullptr) return OutOfMemory();
   lay_out(memory);
-  for (int h = 0; h < q_heads; ++h) in_play[h] = window->ThresholdsInPlay(args.config.statistic, h, 1);
-  try {
-    window->BeginStep();
-  } catch (const std::bad_alloc&) {
-    return OutOfMemory();
-  }
+  if (!BeginRecording(args, window, in_play)) return OutOfMemory();
 
   ParallelFor(args.n_threads, q_heads, [&](std::int64_t h, int) {
     const auto cleared = [&](std::int64_t which) {
