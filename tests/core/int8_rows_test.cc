@@ -128,28 +128,30 @@ struct PairRun {
     blocks.push_back(&block);
     first_rows.push_back(2 * pair);
   }
+
+  Int8RunArgs Args(int n, const std::vector<float>& q, float softcap = 0.0f) const {
+    return {.layout = &blocks[0]->layout,
+            .n = n,
+            .q = q.data(),
+            .softcap = softcap,
+            .n_pairs = std::ssize(pairs),
+            .records = records.data(),
+            .pairs = pairs.data(),
+            .seen = seen.data()};
+  }
 };
 
 class AttendInt8RowsTest : public ::testing::Test {
  protected:
   // Attends and compares with double precision over what the records say, from a state that already holds some rows.
   static void Expect(const PairRun& run, int head_dim, int n, float softcap, float spread) {
-    const Int8RowLayout& layout = run.blocks[0]->layout;
     const auto dims = static_cast<std::size_t>(head_dim);
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     std::vector<float> q(dims * n);
     for (float& x : q) x = spread * normal(random) / std::sqrt(static_cast<float>(head_dim));
     std::vector<float> max(n, -1.0f), sum(n, 2.0f), num(dims * n, 0.5f);
-    const Int8RunArgs args = {.layout = &layout,
-                              .n = n,
-                              .q = q.data(),
-                              .softcap = softcap,
-                              .n_pairs = std::ssize(run.pairs),
-                              .records = run.records.data(),
-                              .pairs = run.pairs.data(),
-                              .seen = run.seen.data()};
-    AttendInt8Rows(args, {max.data(), sum.data(), num.data()});
+    AttendInt8Rows(run.Args(n, q, softcap), {max.data(), sum.data(), num.data()});
     for (int i = 0; i < n; ++i) {
       const Vector query = test::ToDouble(q.data() + i * dims, head_dim);
       double largest_q = 0;
@@ -235,14 +237,7 @@ TEST_F(AttendInt8RowsTest, CountsEachRowOnceWhereLogitsAreEqual) {
     }
     const std::vector<float> q(2 * 64, 0.0f);
     std::vector<float> max(2, -std::numeric_limits<float>::infinity()), sum(2, 0.0f), num(2 * 64, 0.0f);
-    AttendInt8Rows({.layout = &block.layout,
-                    .n = 2,
-                    .q = q.data(),
-                    .n_pairs = 32,
-                    .records = run.records.data(),
-                    .pairs = run.pairs.data(),
-                    .seen = run.seen.data()},
-                   {max.data(), sum.data(), num.data()});
+    AttendInt8Rows(run.Args(2, q), {max.data(), sum.data(), num.data()});
     for (int i = 0; i < 2; ++i) {
       EXPECT_EQ(max[i], 0.0f);
       EXPECT_EQ(sum[i], static_cast<float>(rows));
@@ -262,14 +257,7 @@ TEST_F(AttendInt8RowsTest, OverflowingLogitsStayNumbers) {
     float max = -std::numeric_limits<float>::infinity();
     float sum = 0.0f;
     std::vector<float> num(64, 0.0f);
-    AttendInt8Rows({.layout = &block.layout,
-                    .n = 1,
-                    .q = q.data(),
-                    .n_pairs = 32,
-                    .records = run.records.data(),
-                    .pairs = run.pairs.data(),
-                    .seen = run.seen.data()},
-                   {&max, &sum, num.data()});
+    AttendInt8Rows(run.Args(1, q), {&max, &sum, num.data()});
     EXPECT_TRUE(std::isfinite(sum));
     for (const float x : num) EXPECT_TRUE(std::isfinite(x));
   });

@@ -15,6 +15,7 @@
 #include "core/seed_method.h"
 #include "core/select.h"
 #include "core/step.h"
+#include "tests/core/seed_layers.h"
 #include "tests/core/synthetic.h"
 
 namespace {
@@ -52,32 +53,16 @@ namespace scsa {
 namespace {
 
 using test::DotOf;
+using test::HeadOf;
+using test::NewLayer;
+using test::SeedRegions;
+using test::SetAllTaus;
 using test::SyntheticCache;
 using test::Vector;
 
-std::span<const Region> SeedRegions(const Layer& layer) {
-  return static_cast<const SeedMethod&>(*layer.impl().method).plan().regions();
-}
-
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 
-Config SmallConfig() {
-  Config config;
-  config.cluster_size = 16;
-  config.rebuild_interval = 64;
-  config.block_size = 256;
-  return config;
-}
-
-std::unique_ptr<Layer> NewLayer(const Shape& shape, const Config& config) {
-  std::unique_ptr<Layer> layer;
-  EXPECT_TRUE(Layer::Create(shape, config, &layer).ok());
-  return layer;
-}
-
-void SetAllTaus(Layer& layer, float tau) {
-  for (int h = 0; h < layer.shape().q_heads; ++h) ASSERT_TRUE(layer.SetTau(h, tau).ok());
-}
+Config SmallConfig() { return test::SmallSeedConfig(); }
 
 // One decode step; query i of the same cache.
 class Decoder {
@@ -117,10 +102,6 @@ class Decoder {
   std::vector<float> query_;
 };
 
-Vector HeadOf(const std::vector<float>& out, const Shape& shape, int h) {
-  return test::ToDouble(out.data() + std::int64_t{h} * shape.head_dim, shape.head_dim);
-}
-
 // The opened clusters and the output of one query head, restated from the clusters of the plan.
 struct PlainHead {
   std::vector<int> opened;  // running index over the regions
@@ -133,27 +114,9 @@ PlainHead PlainSparse(const Layer& layer, const SyntheticCache& cache, const std
   const Config& config = layer.config();
   const int kv_head = h / shape.group();
   const int head_dim = shape.head_dim;
-  Vector qs = test::ToDouble(q + std::int64_t{h} * head_dim, head_dim);
-  for (double& x : qs) x *= params.scale;
-  // With q8_0 keys the query is quantised too: 32 values to 8 bits behind one scale.
-  Vector packed_q = qs;
-  if (config.packed_format == PackedFormat::kQ8_0) {
-    const int blocks = (head_dim + 31) / 32;
-    std::vector<std::int8_t> values(blocks * 32);
-    std::vector<float> scales(blocks);
-    QuantizeQuery(q + std::int64_t{h} * head_dim, head_dim, params.scale, values.data(), scales.data());
-    for (int d = 0; d < head_dim; ++d) packed_q[d] = static_cast<double>(values[d]) * scales[d / 32];
-  }
-
-  test::PlainSoftmax softmax(head_dim);
-  double exact_mass = params.sinks == nullptr ? 0 : std::exp(static_cast<double>(params.sinks[h]));
+  test::PlainQuery query = test::ReadExactRows(layer, cache, visible, q, h, params);
+  const Vector& qs = query.qs;
   const std::span<const Region> regions = SeedRegions(layer);
-  for (std::int64_t r = 0; r < std::ssize(visible); ++r) {
-    if (!visible[r] || (r >= config.sink && r < regions.back().end)) continue;
-    const double x = DotOf(qs, cache.DecodedKey(r, kv_head));
-    exact_mass += std::exp(x);
-    softmax.Add(x, cache.DecodedValue(r, kv_head));
-  }
 
   struct Cluster {
     const Block* block;
@@ -184,7 +147,7 @@ PlainHead PlainSparse(const Layer& layer, const SyntheticCache& cache, const std
   std::vector<bool> is_open(clusters.size(), false);
   for (const int c : order) {
     double closed = 0;
-    double captured = exact_mass;
+    double captured = query.exact_mass;
     for (std::size_t i = 0; i < clusters.size(); ++i) {
       if (is_open[i]) {
         captured += static_cast<double>(clusters[i].block->RowsOf(clusters[i].index)) * std::exp(clusters[i].a);
@@ -196,22 +159,17 @@ PlainHead PlainSparse(const Layer& layer, const SyntheticCache& cache, const std
     is_open[c] = true;
     out.opened.push_back(c);
   }
-  const DType type = PackedType(config.packed_format);
-  const std::size_t row_bytes = RowBytes(type, head_dim);
   for (std::size_t i = 0; i < clusters.size(); ++i) {
     const Block& block = *clusters[i].block;
     const int c = clusters[i].index;
-    if (!is_open[i]) {
-      softmax.Add(clusters[i].a + std::log(static_cast<double>(block.RowsOf(c))),
-                  test::ToDouble(block.value_means.data() + c * head_dim, head_dim));
-      continue;
-    }
-    for (int r = block.partition.offsets[c]; r < block.partition.offsets[c + 1]; ++r) {
-      const Vector key = test::DecodedRow(block.packed_k.get() + r * row_bytes, type, head_dim);
-      softmax.Add(DotOf(packed_q, key), test::DecodedRow(block.packed_v.get() + r * row_bytes, type, head_dim));
+    if (is_open[i]) {
+      test::AddPackedRows(layer, block, c, &query);
+    } else {
+      query.softmax.Add(clusters[i].a + std::log(static_cast<double>(block.RowsOf(c))),
+                        test::ToDouble(block.value_means.data() + c * head_dim, head_dim));
     }
   }
-  out.output = params.sinks == nullptr ? softmax.Output() : softmax.Output(params.sinks[h]);
+  out.output = params.sinks == nullptr ? query.softmax.Output() : query.softmax.Output(params.sinks[h]);
   return out;
 }
 

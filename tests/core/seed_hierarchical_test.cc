@@ -22,37 +22,21 @@
 #include "scsa/layer.h"
 #include "scsa/memory_budget.h"
 #include "scsa/state.h"
+#include "tests/core/seed_layers.h"
 #include "tests/core/synthetic.h"
 
 namespace scsa {
 namespace {
 
 using test::DotOf;
+using test::HeadOf;
+using test::NewLayer;
+using test::SeedRegions;
+using test::SetAllTaus;
 using test::SyntheticCache;
 using test::Vector;
 
-Config SmallConfig(Selection selection = Selection::kHierarchical) {
-  Config config;
-  config.cluster_size = 16;
-  config.rebuild_interval = 64;
-  config.block_size = 256;
-  config.selection = selection;
-  return config;
-}
-
-std::unique_ptr<Layer> NewLayer(const Shape& shape, const Config& config) {
-  std::unique_ptr<Layer> layer;
-  EXPECT_TRUE(Layer::Create(shape, config, &layer).ok());
-  return layer;
-}
-
-void SetAllTaus(Layer& layer, float tau) {
-  for (int h = 0; h < layer.shape().q_heads; ++h) ASSERT_TRUE(layer.SetTau(h, tau).ok());
-}
-
-std::span<const Region> RegionsOf(const Layer& layer) {
-  return static_cast<const SeedMethod&>(*layer.impl().method).plan().regions();
-}
+Config SmallConfig(Selection selection = Selection::kHierarchical) { return test::SmallSeedConfig(selection); }
 
 // Decode steps over one cache, each with a query of its own.
 class Decoder {
@@ -86,10 +70,6 @@ class Decoder {
   float query_size_;
   Workspace workspace_;
 };
-
-Vector HeadOf(const std::vector<float>& out, const Shape& shape, int h) {
-  return test::ToDouble(out.data() + std::int64_t{h} * shape.head_dim, shape.head_dim);
-}
 
 // A cluster as the plan has it.
 struct PlainCluster {
@@ -252,46 +232,17 @@ struct PlainHead {
 PlainHead PlainSparse(const Layer& layer, const SyntheticCache& cache, const std::vector<bool>& visible, const float* q,
                       int h, const LogitParams& params) {
   const Shape& shape = layer.shape();
-  const Config& config = layer.config();
-  const int kv_head = h / shape.group();
-  const int head_dim = shape.head_dim;
-  Vector qs = test::ToDouble(q + std::int64_t{h} * head_dim, head_dim);
-  for (double& x : qs) x *= params.scale;
-  // With q8_0 keys the query is quantised too: 32 values to 8 bits behind one scale.
-  Vector packed_q = qs;
-  if (config.packed_format == PackedFormat::kQ8_0) {
-    const int blocks = (head_dim + 31) / 32;
-    std::vector<std::int8_t> values(blocks * 32);
-    std::vector<float> scales(blocks);
-    QuantizeQuery(q + std::int64_t{h} * head_dim, head_dim, params.scale, values.data(), scales.data());
-    for (int d = 0; d < head_dim; ++d) packed_q[d] = static_cast<double>(values[d]) * scales[d / 32];
-  }
-  test::PlainSoftmax softmax(head_dim);
-  double exact_mass = params.sinks == nullptr ? 0 : std::exp(static_cast<double>(params.sinks[h]));
-  const std::span<const Region> regions = RegionsOf(layer);
-  for (std::int64_t r = 0; r < std::ssize(visible); ++r) {
-    if (!visible[r] || (r >= config.sink && r < regions.back().end)) continue;
-    const double x = DotOf(qs, cache.DecodedKey(r, kv_head));
-    exact_mass += std::exp(x);
-    softmax.Add(x, cache.DecodedValue(r, kv_head));
-  }
-  PlainWalk walk(regions, cache, shape, config.rank, kv_head, qs, exact_mass);
+  test::PlainQuery query = test::ReadExactRows(layer, cache, visible, q, h, params);
+  PlainWalk walk(SeedRegions(layer), cache, shape, layer.config().rank, h / shape.group(), query.qs, query.exact_mass);
   walk.Run(layer.taus()[h]);
   PlainHead out;
   out.scored = walk.scored;
-  const DType type = PackedType(config.packed_format);
-  const std::size_t row_bytes = RowBytes(type, head_dim);
   for (const int i : walk.opened) {
-    const Block& block = *walk.clusters[i].block;
-    const int c = walk.clusters[i].index;
     out.opened_rows += walk.clusters[i].rows.size();
-    for (int r = block.partition.offsets[c]; r < block.partition.offsets[c + 1]; ++r) {
-      softmax.Add(DotOf(packed_q, test::DecodedRow(block.packed_k.get() + r * row_bytes, type, head_dim)),
-                  test::DecodedRow(block.packed_v.get() + r * row_bytes, type, head_dim));
-    }
+    test::AddPackedRows(layer, *walk.clusters[i].block, walk.clusters[i].index, &query);
   }
-  for (const PlainMember& member : walk.closed) softmax.Add(member.log_tail, member.value_mean);
-  out.output = params.sinks == nullptr ? softmax.Output() : softmax.Output(params.sinks[h]);
+  for (const PlainMember& member : walk.closed) query.softmax.Add(member.log_tail, member.value_mean);
+  out.output = params.sinks == nullptr ? query.softmax.Output() : query.softmax.Output(params.sinks[h]);
   return out;
 }
 
@@ -345,7 +296,7 @@ TEST(SeedWalk, MatchesTheFormulas) {
       const std::vector<float> out = decoder.Attend(*layer, cache.View());
       ExpectPlain(*layer, {}, cache, std::vector<bool>(n, true), decoder, out);
       // Some clusters open, and some nodes stay closed, or nothing was tested.
-      const auto clusters = static_cast<std::uint64_t>(Root(RegionsOf(*layer)).end);
+      const auto clusters = static_cast<std::uint64_t>(Root(SeedRegions(*layer)).end);
       EXPECT_GT(layer->stats().stat_opened_rows, 0u);
       EXPECT_LT(layer->stats().stat_scored, (2 * clusters - 1) * shape.q_heads);
     }
@@ -725,7 +676,7 @@ TEST(SeedSelection, IsDecidedWhenAWindowBegins) {
   budget->SetLimit(std::uint64_t{1} << 30);
   Calibrate(*layer, decoder, cache, kLongRows);
   EXPECT_EQ(layer->selection(), Selection::kHierarchical);
-  const auto clusters = static_cast<std::uint64_t>(Root(RegionsOf(*layer)).end);
+  const auto clusters = static_cast<std::uint64_t>(Root(SeedRegions(*layer)).end);
   EXPECT_EQ(budget->used(), flat_bytes + clusters * 3 * 8 * sizeof(float));
   SetAllTaus(*layer, 1.0f);
   const std::uint64_t scored = layer->stats().stat_scored;
