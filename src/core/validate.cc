@@ -45,6 +45,7 @@ Config ConfigFor(Preset preset) {
     config.preset = Preset::kFast;
     config.cluster_size = 8;
     config.block_size = 256;
+    config.recent = 96;
     config.packed_format = PackedFormat::kNone;
     config.power_iterations = 3;
     config.statistic = CalibrationStatistic::kMean;

@@ -22,6 +22,7 @@ constexpr std::int64_t kRows = 900;
 Config SmallBlocks() {
   Config config = ConfigFor(Preset::kFast);
   config.block_size = 64;
+  config.recent = 32;
   return config;
 }
 

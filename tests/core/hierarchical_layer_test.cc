@@ -26,6 +26,7 @@ using test::SyntheticCache;
 Config SmallBlocks(Selection selection) {
   Config config = ConfigFor(Preset::kFast);
   config.block_size = 64;
+  config.recent = 32;
   config.selection = selection;
   return config;
 }

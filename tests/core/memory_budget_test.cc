@@ -33,6 +33,7 @@ Config SmallBlocks(Preset preset) {
   config.block_size = 64;
   config.cluster_size = 8;
   config.rebuild_interval = 64;
+  config.recent = 32;
   config.tau_default = 1.0f;  // nothing is opened, so that all blocks save the same
   return config;
 }

@@ -132,7 +132,7 @@ const std::string kFast = R"({
   "version": 1,
   "preset": "fast",
   "tolerance": 0.015,
-  "config": {"cluster_size": 8, "block_size": 256, "sink": 4, "recent": 32, "packed_format": "none", "power_iterations": 3, "statistic": "mean", "kmeans_rounds": 2, "tail_shrink": 0.5},
+  "config": {"cluster_size": 8, "block_size": 256, "sink": 4, "recent": 96, "packed_format": "none", "power_iterations": 3, "statistic": "mean", "kmeans_rounds": 2, "tail_shrink": 0.5},
   "model": {"architecture": "llama", "layers": 2, "q_heads": 3, "kv_heads": 1, "head_dim": 64, "metadata_hash": "0123abcd"},
   "taus": {
     "0:0": 0.125,

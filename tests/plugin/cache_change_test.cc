@@ -366,7 +366,7 @@ class GivenTaus : public CacheChange {
   // The file with version, preset fast and its parameters, and `more` ("taus" at least).
   static std::string Versioned(const std::string& more) {
     return "{\"format\": \"scsa-taus\", \"version\": 1, \"preset\": \"fast\", \"config\": {\"cluster_size\": 8, "
-           "\"block_size\": 256, \"sink\": 4, \"recent\": 32, \"packed_format\": \"none\", \"power_iterations\": 3, "
+           "\"block_size\": 256, \"sink\": 4, \"recent\": 96, \"packed_format\": \"none\", \"power_iterations\": 3, "
            "\"statistic\": \"mean\", \"kmeans_rounds\": 2, \"tail_shrink\": 0.5}, " +
            more + "}";
   }

@@ -55,15 +55,15 @@ case $case_name in
     expect_calls err
     ;;
   bench-restore)
-    # llama-bench reads 600 tokens once; before every other repetition it restores the state that it saved then, also
+    # llama-bench reads 680 tokens once; before every other repetition it restores the state that it saved then, also
     # into the context of the second test, which is a new one.
     need_program llama-bench
     need_model
     GGML_BACKEND_PATH=$plugin SCSA_STATS=1 SCSA_CROSSOVER=0 SCSA_CALIBRATE=2 "$bin/llama-bench" -m "$model" -p 0 \
-      -n 3,5 -d 600 -r 3 -t 2 -fa 1 --progress >"$work/out" 2>"$work/err" || fail "llama-bench failed"
+      -n 3,5 -d 680 -r 3 -t 2 -fa 1 --progress >"$work/out" 2>"$work/err" || fail "llama-bench failed"
     [ "$(grep -c 'depth run .* (cached)' "$work/err")" = 5 ] || fail "llama-bench did not restore its state"
-    expect out 'tg3 @ d600'
-    expect out 'tg5 @ d600'
+    expect out 'tg3 @ d680'
+    expect out 'tg5 @ d680'
     # Of 30 layers: the first context calibrates on its prompt, in two batches (the warm-up has left something in the
     # cache), so that 9 steps are sparse; the second one on the first 2 of 15. Each context builds 2 blocks per layer,
     # for a restored state is the one that is there.

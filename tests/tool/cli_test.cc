@@ -47,7 +47,7 @@ class CliTest : public testing::Test {
     const std::string path = Path("taus.json");
     std::ofstream(path)
         << "{\"format\": \"scsa-taus\", \"version\": 1, \"preset\": \"fast\", \"tolerance\": 0.015, \"config\": "
-           "{\"cluster_size\": 8, \"block_size\": 256, \"sink\": 4, \"recent\": 32, \"packed_format\": \"none\", "
+           "{\"cluster_size\": 8, \"block_size\": 256, \"sink\": 4, \"recent\": 96, \"packed_format\": \"none\", "
            "\"power_iterations\": 3, \"statistic\": \"mean\", \"kmeans_rounds\": 2, \"tail_shrink\": 0.5}, "
            "\"taus\": {\"0:0\": 0.1}}\n";
     return path;

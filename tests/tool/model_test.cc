@@ -169,7 +169,7 @@ TEST_F(ModelTest, BenchDecodeMeasuresEveryArmAndReusesItsStates) {
 
 TEST_F(ModelTest, BenchDecodeMeasuresSeveralTolerancesAndReportDrawsThem) {
   const CommandResult run = Scsa(
-      {"bench",   "decode",      "-m",     SCSA_TEST_MODEL, "-f",   Path("text.txt"), "-c", "600",         "-n",
+      {"bench",   "decode",      "-m",     SCSA_TEST_MODEL, "-f",   Path("text.txt"), "-c", "680",         "-n",
        "40",      "--calibrate", "8",      "--arms",        "scsa", "--crossover",    "0",  "--tolerance", "0.01,0.3",
        "--audit", "1",           "--json", Path("r.json")});
   ASSERT_EQ(run.status, 0) << run.err;
