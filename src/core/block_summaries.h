@@ -52,7 +52,8 @@ class SummaryLayout {
   int head_dim() const { return head_dim_; }
   int slots() const { return slots_; }
   std::size_t key_bytes() const { return (3 * Dims() + kPadded + 3 * Slots()) * sizeof(float) + Slots() * Dims(); }
-  std::size_t value_bytes() const { return 2 * Dims() * sizeof(float) + Slots() * Dims(); }
+  std::size_t value_bytes() const { return value_frame_bytes() + Slots() * Dims(); }
+  std::size_t value_frame_bytes() const { return 2 * Dims() * sizeof(float); }  // mean and step, at the beginning
 
   KeyRecord Keys(std::byte* record) const { return KeysOf<float, std::int8_t>(record); }
   ConstKeyRecord Keys(const std::byte* record) const { return KeysOf<const float, const std::int8_t>(record); }

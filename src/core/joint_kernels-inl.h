@@ -297,7 +297,7 @@ void EstimateClustersTarget(const BlockRange& range, const EstimateArgs& args, f
 }
 
 void SharesAndKeysTarget(const BlockRange& range, int n, const float* estimates, std::int64_t stride,
-                         const float* factors, float* shares, float* keys) {
+                         const float* factors, float* shares, float* keys, float* block_shares) {
   const EightTag d;
   const SummaryLayout& layout = *range.layout;
   const std::int64_t slots = layout.slots();
@@ -306,9 +306,11 @@ void SharesAndKeysTarget(const BlockRange& range, int n, const float* estimates,
     if (range.blocks[b] == nullptr) {
       std::fill_n(shares + b * slots, slots, 0.0f);
       std::fill_n(keys + b * slots, slots, -1.0f);
+      block_shares[b] = 0.0f;
       continue;
     }
     const ConstKeyRecord record = range.Keys(b);
+    auto sum = hn::Zero(d);
     for (std::int64_t c = 0; c < slots; c += static_cast<std::int64_t>(hn::Lanes(d))) {
       auto share = hn::Zero(d);
       for (std::int64_t i = 0; i < n; ++i) {
@@ -316,8 +318,10 @@ void SharesAndKeysTarget(const BlockRange& range, int n, const float* estimates,
       }
       const auto count = hn::LoadU(d, record.counts + c);
       hn::StoreU(share, d, shares + b * slots + c);
+      sum = hn::Add(sum, share);
       hn::StoreU(hn::IfThenElse(hn::Gt(count, hn::Zero(d)), hn::Div(share, count), none), d, keys + b * slots + c);
     }
+    block_shares[b] = hn::GetLane(hn::SumOfLanes(d, sum));
   }
 }
 
@@ -326,7 +330,7 @@ template <std::size_t kQueries>
 struct BlockWeights {
   HWY_ALIGN std::int16_t values[kQueries][kMaxBatch];
   float scale[kQueries];  // of the integers
-  float sum[kQueries];    // of the weights themselves
+  float sum[kQueries];    // what the block's mean is weighed with
 };
 
 // num[i][dim0 ...] += sum_c weights[i][c] (value mean of c), for kVecs vectors of dimensions.
@@ -410,29 +414,20 @@ HWY_INLINE void AddMeansBlocks(D d, std::size_t dim, std::size_t head_dim, const
 template <std::size_t kQueries>
 HWY_INLINE void RoundBlockWeights(const float* HWY_RESTRICT weights, std::int64_t stride, std::size_t n,
                                   BlockWeights<kQueries>* HWY_RESTRICT out) {
-  const EightTag d;
   for (std::size_t i = 0; i < kQueries; ++i) {
-    const float* from = weights + static_cast<std::int64_t>(i) * stride;
-    auto sum = hn::Zero(d);
-    for (std::size_t c = 0; c < n; c += hn::Lanes(d)) sum = hn::Add(sum, hn::LoadU(d, from + c));
-    out->sum[i] = hn::GetLane(hn::SumOfLanes(d, sum));
-    out->scale[i] = RoundWeights(d, from, n, out->values[i]);
+    out->scale[i] = RoundWeights(EightTag(), weights + static_cast<std::int64_t>(i) * stride, n, out->values[i]);
   }
 }
 
-// One batch of a block's clusters for a slab of query heads. sums[i] += its weights.
+// What value means of clusters add to num: for a slab of query heads, the deviations of one batch of a block's clusters
+// from the block's mean, and `sums` times that mean.
 template <std::size_t kQueries>
 HWY_NOINLINE void AddMeans(std::size_t head_dim, const ConstValueRecord& record, const std::int8_t* means,
-                           std::size_t n, const float* weights, std::int64_t weights_stride, float* sums,
+                           std::size_t n, const float* weights, std::int64_t weights_stride, const float* sums,
                            float* const* num, Fetcher& fetch_k, Fetcher& fetch_v) {
   BlockWeights<kQueries> rounded;
   RoundBlockWeights<kQueries>(weights, weights_stride, n, &rounded);
-  float total = 0.0f;
-  for (std::size_t i = 0; i < kQueries; ++i) {
-    sums[i] += rounded.sum[i];
-    total += rounded.sum[i];
-  }
-  if (total == 0.0f) return;
+  std::copy_n(sums, kQueries, rounded.sum);
   constexpr std::size_t kVecs = SCSA_MANY_REGISTERS || kQueries <= 2 ? 4 : 2;
   if (head_dim % hn::MaxLanes(FullTag()) == 0) {
     AddMeansBlocks<kQueries, kVecs>(FullTag(), 0, head_dim, record, means, n / 2, rounded, num, fetch_k, fetch_v);
@@ -442,10 +437,27 @@ HWY_NOINLINE void AddMeans(std::size_t head_dim, const ConstValueRecord& record,
 }
 
 using MeansFunction = void (*)(std::size_t, const ConstValueRecord&, const std::int8_t*, std::size_t, const float*,
-                               std::int64_t, float*, float* const*, Fetcher&, Fetcher&);
+                               std::int64_t, const float*, float* const*, Fetcher&, Fetcher&);
 inline constexpr MeansFunction kMeansFunctions[kHeadSlab] = {&AddMeans<1>, &AddMeans<2>, &AddMeans<3>, &AddMeans<4>};
 
-void FoldValueMeansTarget(const BlockRange& range, const TailArgs& args, float* sums, float* num) {
+// The sum of n weights, a multiple of 8.
+HWY_INLINE float SumOfWeights(const float* HWY_RESTRICT weights, std::size_t n) {
+  const EightTag d;
+  auto sum = hn::Zero(d);
+  for (std::size_t c = 0; c < n; c += hn::Lanes(d)) sum = hn::Add(sum, hn::LoadU(d, weights + c));
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+// num += weight mean
+HWY_INLINE void AddMean(std::size_t head_dim, const float* HWY_RESTRICT mean, float weight, float* HWY_RESTRICT num) {
+  const EightTag d;
+  for (std::size_t dim = 0; dim < head_dim; dim += hn::Lanes(d)) {
+    const auto sum = hn::MulAdd(hn::Set(d, weight), hn::LoadU(d, mean + dim), hn::LoadU(d, num + dim));
+    hn::StoreU(sum, d, num + dim);
+  }
+}
+
+int FoldValueMeansTarget(const BlockRange& range, const TailArgs& args, float* sums, float* num) {
   const SummaryLayout& layout = *range.layout;
   const std::int64_t slots = layout.slots();
   const auto head_dim = static_cast<std::size_t>(layout.head_dim());
@@ -453,29 +465,52 @@ void FoldValueMeansTarget(const BlockRange& range, const TailArgs& args, float* 
   constexpr auto kBatch = static_cast<std::int64_t>(kMaxBatch);
   std::fill_n(sums, args.n, 0.0f);
   // One step per pair of clusters and eight dimensions.
-  const std::int64_t steps = range.n_blocks * ((args.n + kSlab - 1) / kSlab) * (slots / 2) * layout.head_dim() / 8;
-  Fetcher fetch_k(args.next[0], steps);
-  Fetcher fetch_v(args.next[1], steps);
+  const std::int64_t block_steps = (args.n + kSlab - 1) / kSlab * (slots / 2) * layout.head_dim() / 8;
+  Fetcher fetch_k(args.next[0], range.n_blocks * block_steps);
+  Fetcher fetch_v(args.next[1], range.n_blocks * block_steps);
+  int read = 0;
   for (std::int64_t b = 0; b < range.n_blocks; ++b) {
     if (range.blocks[b] == nullptr) continue;
     const ConstValueRecord record = range.Values(b);
+    const float* weights = args.weights + b * slots;
+    float block_sums[kMaxQHeads];
+    float total = 0.0f;
+    for (std::int64_t i = 0; i < args.n; ++i) {
+      const float sum = SumOfWeights(weights + i * args.weights_stride, static_cast<std::size_t>(slots));
+      total += sum;
+      sums[i] += sum;
+      block_sums[i] = sum;
+    }
+    if (total == 0.0f) continue;
+    if (args.light != nullptr && args.light[b] != 0) {
+      fetch_k.Step(static_cast<std::size_t>(block_steps));
+      fetch_v.Step(static_cast<std::size_t>(block_steps));
+      for (std::int64_t i = 0; i < args.n; ++i) {
+        AddMean(head_dim, record.mean, block_sums[i], num + static_cast<std::size_t>(i) * head_dim);
+      }
+      continue;
+    }
+    ++read;
     for (std::int64_t c0 = 0; c0 < slots; c0 += kBatch) {
       const std::int64_t n = std::min(kBatch, slots - c0);
       for (std::int64_t first = 0; first < args.n; first += kSlab) {
         const std::int64_t heads = std::min(kSlab, args.n - first);
         float* head_num[kHeadSlab];
         for (std::int64_t h = 0; h < heads; ++h) head_num[h] = num + static_cast<std::size_t>(first + h) * head_dim;
+        // The block's mean counts once, with the first batch.
+        constexpr float kNone[kHeadSlab] = {};
         kMeansFunctions[heads - 1](head_dim, record, record.means + static_cast<std::size_t>(c0) * head_dim,
-                                   static_cast<std::size_t>(n),
-                                   args.weights + first * args.weights_stride + b * slots + c0, args.weights_stride,
-                                   sums + first, head_num, fetch_k, fetch_v);
+                                   static_cast<std::size_t>(n), weights + first * args.weights_stride + c0,
+                                   args.weights_stride, c0 == 0 ? block_sums + first : kNone, head_num, fetch_k,
+                                   fetch_v);
       }
     }
   }
+  return read;
 }
 
 void AddValueMeansTarget(const BlockRange& range, std::span<const std::int32_t> clusters, int n, const float* weights,
-                         float* num) {
+                         const std::uint8_t* light, float* num) {
   const EightTag d;
   const hn::RebindToSigned<EightTag> d32;
   const hn::Rebind<std::int8_t, EightTag> d8;
@@ -483,7 +518,14 @@ void AddValueMeansTarget(const BlockRange& range, std::span<const std::int32_t> 
   const std::int32_t slots = layout.slots();
   const auto head_dim = static_cast<std::size_t>(layout.head_dim());
   for (std::size_t j = 0; j < clusters.size(); ++j) {
-    const ConstValueRecord record = range.Values(clusters[j] / slots);
+    const std::int32_t block = clusters[j] / slots;
+    const ConstValueRecord record = range.Values(block);
+    if (light != nullptr && light[block] != 0) {
+      for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+        AddMean(head_dim, record.mean, weights[i * clusters.size() + j], num + i * head_dim);
+      }
+      continue;
+    }
     const std::int32_t slot = clusters[j] % slots;
     const std::int8_t* pairs = record.means + layout.ValueAt(slot - slot % 2, 0);
     for (std::size_t dim = 0; dim < head_dim; dim += hn::Lanes(d)) {

@@ -26,17 +26,17 @@ void EstimateClusters(const BlockRange& range, const EstimateArgs& args, float* 
 }
 
 void SharesAndKeys(const BlockRange& range, int n, const float* estimates, std::int64_t stride, const float* factors,
-                   float* shares, float* keys) {
-  SCSA_DISPATCH(SharesAndKeysTarget)(range, n, estimates, stride, factors, shares, keys);
+                   float* shares, float* keys, float* block_shares) {
+  SCSA_DISPATCH(SharesAndKeysTarget)(range, n, estimates, stride, factors, shares, keys, block_shares);
 }
 
-void FoldValueMeans(const BlockRange& range, const TailArgs& args, float* sums, float* num) {
-  SCSA_DISPATCH(FoldValueMeansTarget)(range, args, sums, num);
+int FoldValueMeans(const BlockRange& range, const TailArgs& args, float* sums, float* num) {
+  return SCSA_DISPATCH(FoldValueMeansTarget)(range, args, sums, num);
 }
 
 void AddValueMeans(const BlockRange& range, std::span<const std::int32_t> clusters, int n, const float* weights,
-                   float* num) {
-  SCSA_DISPATCH(AddValueMeansTarget)(range, clusters, n, weights, num);
+                   const std::uint8_t* light, float* num) {
+  SCSA_DISPATCH(AddValueMeansTarget)(range, clusters, n, weights, light, num);
 }
 
 KeyMass MassBelow(const float* keys, const float* shares, std::int64_t n, float at) {

@@ -48,27 +48,31 @@ void EstimateClusters(const BlockRange& range, const EstimateArgs& args, float* 
                       EstimateSums* sums);
 
 // shares[c] = sum_i factors[i] estimates[i * stride + c], keys[c] = shares[c] / members of c; -1 where c has no members
-// or its block is not usable.
+// or its block is not usable. block_shares, [n_blocks]: sums of the shares.
 void SharesAndKeys(const BlockRange& range, int n, const float* estimates, std::int64_t stride, const float* factors,
-                   float* shares, float* keys);
+                   float* shares, float* keys, float* block_shares);
 
 struct TailArgs {
   int n = 0;                       // query heads
   const float* weights = nullptr;  // of the range's clusters, [n] at weights_stride
   std::int64_t weights_stride = 0;
+  // [n_blocks], not 0: the clusters of this block count at the mean value of its rows, theirs are not read. nullptr: no
+  // block is that light.
+  const std::uint8_t* light = nullptr;
   // Fetched meanwhile.
   FetchHint next[2];
 };
 
 // sums[i] = sum_c weights[i][c]; num[i * head_dim ...] += sum_c weights[i][c] (value mean of c). weights >= 0. What a
 // cluster's value mean adds to the mean of its block is weighed with 15 bits relative to the block's largest weight.
-void FoldValueMeans(const BlockRange& range, const TailArgs& args, float* sums, float* num);
+// Returns of how many blocks the clusters' value means were read.
+int FoldValueMeans(const BlockRange& range, const TailArgs& args, float* sums, float* num);
 
 // num[i * head_dim ...] += sum_j weights[i * clusters.size() + j] (value mean of clusters[j]) for n query heads, in
-// f32. Clusters are counted from the range's first one, and their blocks are usable. For a few clusters among many;
-// FoldValueMeans is faster per cluster.
+// f32. Clusters are counted from the range's first one, and their blocks are usable. light: as in TailArgs. For a few
+// clusters among many; FoldValueMeans is faster per cluster.
 void AddValueMeans(const BlockRange& range, std::span<const std::int32_t> clusters, int n, const float* weights,
-                   float* num);
+                   const std::uint8_t* light, float* num);
 
 struct KeyMass {
   double mass;         // of the shares with key < at, summed in double

@@ -98,16 +98,19 @@ bool JointOperator::Decide(const BlockPlan& plan, const JointQuery& query, int k
 
 // Part `part` of `n_parts` of what a KV head reads once its opened set is decided: a share of the opened rows, and the
 // tail of one chunk, or a share of the walk's tail.
-void JointOperator::Read(const JointQuery& query, int kv_head, int part, int n_parts, const SoftmaxState& state) const {
-  const OpenedRows& rows = heads_[kv_head].rows;
+void JointOperator::Read(const JointQuery& query, int kv_head, int part, int n_parts, const SoftmaxState& state) {
+  Head& head = heads_[kv_head];
+  const OpenedRows& rows = head.rows;
   constexpr std::size_t kMultiple = 8;  // of the kernels' row blocks
   const std::size_t per_part = ((rows.size() + n_parts - 1) / n_parts + kMultiple - 1) / kMultiple * kMultiple;
   const std::size_t first = std::min(rows.size(), part * per_part);
   const std::size_t n = std::min(per_part, rows.size() - first);
   if (query.tree != nullptr) {
-    heads_[kv_head].walk->FoldTail(part, n_parts, state);
+    head.walk->FoldTail(part, n_parts, state);
   } else if (part < scoring_.n_chunks()) {
-    scoring_.FoldTail(kv_head, part, scoring_.tails(kv_head * shape_.group()), rows.FirstReads(first, n), state);
+    const int folded =
+        scoring_.FoldTail(kv_head, part, scoring_.tails(kv_head * shape_.group()), rows.FirstReads(first, n), state);
+    head.folded_blocks.fetch_add(folded, std::memory_order_relaxed);
   }
   scoring_.AttendOpened(kv_head, rows, first, n, state);
 }
@@ -148,6 +151,7 @@ Status JointOperator::Attend(const BlockPlan& plan, const JointQuery& query, std
     heads_[h].scoring_left.store(n_scoring, std::memory_order_relaxed);
     heads_[h].reading_left.store(n_reading, std::memory_order_relaxed);
     heads_[h].decided.store(false, std::memory_order_relaxed);
+    heads_[h].folded_blocks.store(0, std::memory_order_relaxed);
   }
 
   std::atomic<bool> out_of_memory{false};
@@ -208,10 +212,13 @@ void JointOperator::Count(const BlockPlan& plan, const JointQuery& query, LayerS
   const std::uint64_t cache_row = RowBytes(kv.k_type, shape_.head_dim) + RowBytes(kv.v_type, shape_.head_dim);
   const std::uint64_t opened_row = plan.OpenedRowBytes(kv);
   const auto group = static_cast<std::uint64_t>(shape_.group());
+  const SummaryLayout& layout = plan.layout();
   for (int h = 0; h < shape_.kv_heads; ++h) {
     const std::uint64_t opened_rows = heads_[h].rows.n_rows();
     std::uint64_t scored = coverage.usable_blocks * plan.slots();
-    std::uint64_t summary_bytes = coverage.usable_blocks * plan.SummaryBytesPerBlock();
+    const auto folded = static_cast<std::uint64_t>(heads_[h].folded_blocks.load(std::memory_order_relaxed));
+    std::uint64_t summary_bytes = coverage.usable_blocks * (layout.key_bytes() + layout.value_frame_bytes()) +
+                                  folded * (layout.value_bytes() - layout.value_frame_bytes());
     if (query.tree != nullptr) {
       const FrontierWalk& walk = *heads_[h].walk;
       scored = walk.scored_nodes() + walk.scored_blocks() * plan.slots();

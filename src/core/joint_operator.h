@@ -65,12 +65,13 @@ class JointOperator {
     std::atomic<int> scoring_left{0};
     std::atomic<int> reading_left{0};
     std::atomic<bool> decided{false};
+    std::atomic<int> folded_blocks{0};  // of one call: those whose clusters' value means were read
   };
 
   int ReadingParts(const JointQuery& query) const;
   bool Decide(const BlockPlan& plan, const JointQuery& query, int kv_head, float tau);
   void StartWalk(const BlockPlan& plan, const JointQuery& query, int kv_head);
-  void Read(const JointQuery& query, int kv_head, int part, int n_parts, const SoftmaxState& state) const;
+  void Read(const JointQuery& query, int kv_head, int part, int n_parts, const SoftmaxState& state);
   void Count(const BlockPlan& plan, const JointQuery& query, LayerStats& stats) const;
 
   // Of Replay: clusters that open at threshold t and not at larger ones.

@@ -18,6 +18,9 @@ constexpr int kChunkBlocks = 8;
 constexpr int kMaxChunks = 64;
 // Rows that one part reads exactly: those of a block and what goes with them.
 constexpr std::int64_t kRowsPerPart = 320;
+// A block whose clusters are expected to hold less than this of the attention, averaged over the query heads, is light:
+// what is closed counts at the block's mean value (docs/operator.md).
+constexpr float kLightShare = 5e-4f;
 
 FetchHint RecordsOf(const BlockRange& range, std::size_t bytes, std::size_t at) {
   return {.row_bytes = static_cast<std::int64_t>(bytes),
@@ -75,6 +78,8 @@ Status JointScoring::Prepare(const BlockPlan& plan, const JointQuery& query, Wor
     sums_ = layout.Take<EstimateSums>(q_heads * n_chunks_);
     shares_ = layout.Take<float>(kv_heads * n_clusters_);
     keys_ = layout.Take<float>(kv_heads * n_clusters_);
+    block_shares_ = layout.Take<float>(kv_heads * static_cast<std::size_t>(n_blocks));
+    light_ = layout.Take<std::uint8_t>(kv_heads * static_cast<std::size_t>(n_blocks));
     visible_ = layout.Take<const std::uint64_t*>(group);
     exact_ = StateArray(layout, kv_heads * n_exact_states_, group, head_dim);
     return layout.bytes();
@@ -177,7 +182,8 @@ void JointScoring::Run(int kv_head, int part, int next_kv_head, int next_part) c
   args.stride = n_clusters_;
   args.sums_stride = n_chunks_;
   args.next[0] = next.first;
-  args.next[1] = RecordsOf(range, range.layout->value_bytes(), range.values_at);
+  // Of most blocks little more than the mean value will be read.
+  args.next[1] = RecordsOf(range, range.layout->value_frame_bytes(), range.values_at);
   // Whoever decides what opens looks up where the rows of clusters are.
   for (int b = 0; b < range.n_blocks; ++b) {
     if (range.blocks[b] != nullptr) FetchOffsets(kv_head, chunk * chunk_blocks_ + b);
@@ -210,6 +216,7 @@ void JointScoring::Finish(int kv_head) const {
     overflow |= !std::isfinite(total);
     factors[i] = 1.0f / (total * static_cast<float>(group));
   }
+  const int n_blocks = n_chunks_ == 0 ? 0 : coverage_.n_blocks();
   for (int c = 0; c < n_chunks_; ++c) {
     float chunk_factors[kMaxQHeads];
     for (int i = 0; i < group; ++i) {
@@ -218,7 +225,11 @@ void JointScoring::Finish(int kv_head) const {
     }
     const std::int64_t at = FirstCluster(c);
     SharesAndKeys(ChunkRange(kv_head, c), group, estimates_ + first_head * n_clusters_ + at, n_clusters_, chunk_factors,
-                  shares_ + kv_head * n_clusters_ + at, keys_ + kv_head * n_clusters_ + at);
+                  shares_ + kv_head * n_clusters_ + at, keys_ + kv_head * n_clusters_ + at,
+                  block_shares_ + kv_head * n_blocks + c * chunk_blocks_);
+  }
+  for (int b = 0; b < n_blocks; ++b) {
+    light_[kv_head * n_blocks + b] = block_shares_[kv_head * n_blocks + b] < kLightShare ? 1 : 0;
   }
   if (!overflow) return;
   // A query or a row whose logits overflow says nothing about masses: every cluster opens.
@@ -233,21 +244,23 @@ void JointScoring::Finish(int kv_head) const {
   }
 }
 
-void JointScoring::FoldTail(int kv_head, int chunk, const float* weights, std::pair<FetchHint, FetchHint> next,
-                            const SoftmaxState& state) const {
+int JointScoring::FoldTail(int kv_head, int chunk, const float* weights, std::pair<FetchHint, FetchHint> next,
+                           const SoftmaxState& state) const {
   const int group = shape_.group();
   const int first_head = kv_head * group;
   TailArgs args;
   args.n = group;
   args.weights = weights + FirstCluster(chunk);
   args.weights_stride = n_clusters_;
+  args.light = Light(kv_head) + chunk * chunk_blocks_;
   args.next[0] = next.first;
   args.next[1] = next.second;
-  FoldValueMeans(ChunkRange(kv_head, chunk), args, state.sum, state.num);
+  const int read = FoldValueMeans(ChunkRange(kv_head, chunk), args, state.sum, state.num);
   for (int i = 0; i < group; ++i) {
     // A chunk without closed clusters stays empty: its gauge may belong to an estimate that overflowed.
     if (state.sum[i] > 0.0f) state.max[i] = Sums(first_head + i, chunk).gauge;
   }
+  return read;
 }
 
 void JointScoring::FoldTailOf(int kv_head, std::span<const std::int32_t> clusters, float* scratch,
@@ -277,7 +290,7 @@ void JointScoring::FoldTailOf(int kv_head, std::span<const std::int32_t> cluster
     state.max[i] = gauge;
     state.sum[i] = sum;
   }
-  AddValueMeans(Range(kv_head, 0, coverage_.n_blocks()), clusters, group, scratch, state.num);
+  AddValueMeans(Range(kv_head, 0, coverage_.n_blocks()), clusters, group, scratch, Light(kv_head), state.num);
 }
 
 }  // namespace scsa

@@ -59,8 +59,8 @@ class JointScoring {
   // what it reads first is fetched meanwhile.
   void Run(int kv_head, int part, int next_kv_head, int next_part) const;
 
-  // After all parts of the KV head: merges its exact states into exact(kv_head), and fills shares and keys. Where a
-  // logit overflowed, every cluster's share is 1.
+  // After all parts of the KV head: merges its exact states into exact(kv_head), fills shares and keys and finds the
+  // blocks that are light. Where a logit overflowed, every cluster's share is 1.
   void Finish(int kv_head) const;
 
   const float* shares(int kv_head) const { return shares_ + kv_head * n_clusters_; }
@@ -69,11 +69,11 @@ class JointScoring {
   float* tails(int q_head) const { return tails_ + q_head * n_clusters_; }
   SoftmaxState exact(int kv_head) const { return exact_[static_cast<std::size_t>(kv_head) * n_exact_states_]; }
 
-  // Folds weights at the value means of the chunk's clusters into empty states of the KV head's query heads. weights:
-  // of all clusters, [group][n_clusters], relative to the chunk's gauges like tails().
-  // next: what the caller reads afterwards.
-  void FoldTail(int kv_head, int chunk, const float* weights, std::pair<FetchHint, FetchHint> next,
-                const SoftmaxState& state) const;
+  // Folds weights at the value means of the chunk's clusters, of a light block at its mean value, into empty states of
+  // the KV head's query heads. weights: of all clusters, [group][n_clusters], relative to the chunk's gauges like
+  // tails(). next: what the caller reads afterwards. Returns of how many blocks the clusters' value means were read.
+  int FoldTail(int kv_head, int chunk, const float* weights, std::pair<FetchHint, FetchHint> next,
+               const SoftmaxState& state) const;
 
   // The same for a few clusters, weighted by tails(). scratch: [group][clusters.size()].
   void FoldTailOf(int kv_head, std::span<const std::int32_t> clusters, float* scratch, const SoftmaxState& state) const;
@@ -94,6 +94,7 @@ class JointScoring {
 
   EstimateSums& Sums(int q_head, int chunk) const { return sums_[std::int64_t{q_head} * n_chunks_ + chunk]; }
   std::int64_t FirstCluster(int chunk) const { return std::int64_t{chunk} * chunk_blocks_ * plan_->slots(); }
+  const std::uint8_t* Light(int kv_head) const { return light_ + std::int64_t{kv_head} * coverage_.n_blocks(); }
   BlockRange Range(int kv_head, int first_block, int n_blocks) const;
   BlockRange ChunkRange(int kv_head, int chunk) const;
   RunArgs ExactRun(int kv_head, std::pair<std::int64_t, std::int64_t> rows) const;
@@ -119,8 +120,10 @@ class JointScoring {
   float* estimates_ = nullptr;          // [q_heads][n_clusters]
   float* tails_ = nullptr;              // [q_heads][n_clusters]
   EstimateSums* sums_ = nullptr;
-  float* shares_ = nullptr;  // [kv_heads][n_clusters]
-  float* keys_ = nullptr;    // [kv_heads][n_clusters]
+  float* shares_ = nullptr;        // [kv_heads][n_clusters]
+  float* keys_ = nullptr;          // [kv_heads][n_clusters]
+  float* block_shares_ = nullptr;  // [kv_heads][n_blocks] of the coverage
+  std::uint8_t* light_ = nullptr;  // likewise: TailArgs::light
   const std::uint64_t** visible_ = nullptr;
   StateArray exact_;  // [kv_heads][n_exact_states]
 };

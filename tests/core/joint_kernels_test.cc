@@ -419,7 +419,16 @@ TEST(SharesAndKeysTest, FollowsTheFormulasOnEveryTarget) {
         SCOPED_TRACE(std::to_string(slots) + " slots, " + std::to_string(n) + " heads");
         std::vector<float> shares(static_cast<std::size_t>(clusters + kGap), kSentinel);
         std::vector<float> keys = shares;
-        SharesAndKeys(summaries.Range(), n, estimates.data(), stride, factors.data(), shares.data(), keys.data());
+        const std::size_t n_blocks = summaries.usable.size();
+        std::vector<float> block_shares(n_blocks + 1, kSentinel);
+        SharesAndKeys(summaries.Range(), n, estimates.data(), stride, factors.data(), shares.data(), keys.data(),
+                      block_shares.data());
+        std::vector<double> of_block(n_blocks, 0.0);
+        for (int c = 0; c < clusters; ++c) of_block[static_cast<std::size_t>(c / slots)] += shares[c];
+        for (std::size_t b = 0; b < n_blocks; ++b) {
+          EXPECT_NEAR(block_shares[b], of_block[b], slots * kRound * of_block[b]) << b;
+        }
+        EXPECT_EQ(block_shares[n_blocks], kSentinel);
         for (int c = 0; c < clusters; ++c) {
           if (!summaries.Counts(c)) {
             EXPECT_EQ(shares[c], 0.0f) << c;
@@ -465,19 +474,22 @@ struct TailProblem {
 
 struct Tail {
   std::vector<float> sums, num;
+  int read = 0;
 };
 
-Tail Fold(const Summaries& summaries, const TailProblem& problem, int n, const FetchHint* hints = nullptr) {
+Tail Fold(const Summaries& summaries, const TailProblem& problem, int n, const FetchHint* hints = nullptr,
+          const std::uint8_t* light = nullptr) {
   TailArgs args;
   args.n = n;
   args.weights = problem.weights.data();
   args.weights_stride = problem.stride;
+  args.light = light;
   if (hints != nullptr) std::copy_n(hints, 2, args.next);
   Tail out;
   out.sums.assign(static_cast<std::size_t>(n + kGap), kSentinel);
   out.num = problem.num;
   std::fill(out.num.begin() + std::ptrdiff_t{n} * summaries.layout.head_dim(), out.num.end(), kSentinel);
-  FoldValueMeans(summaries.Range(), args, out.sums.data(), out.num.data());
+  out.read = FoldValueMeans(summaries.Range(), args, out.sums.data(), out.num.data());
   return out;
 }
 
@@ -553,6 +565,28 @@ TEST(FoldValueMeansTest, WhatRoundsToNothingCountsAtTheMeanOfTheBlock) {
   });
 }
 
+// Light blocks count at their mean, as if no cluster's value deviated from it.
+TEST(FoldValueMeansTest, LightBlocksCountAtTheirMeanOnEveryTarget) {
+  for (const int head_dim : kHeadDims) {
+    for (const int slots : kSlotCounts) {
+      const Summaries summaries(head_dim, slots, {1, 1, 0, 1}, static_cast<std::uint32_t>(head_dim + slots));
+      Summaries flat = summaries;
+      for (const std::size_t b : {0, 3}) std::ranges::fill(flat.blocks[b].value_means, 0);
+      const TailProblem problem(summaries, 34);
+      const std::vector<std::uint8_t> light = {1, 0, 1, 2};
+      test::OnEveryTarget([&] {
+        for (const int n : {1, 4, kMaxHeads}) {
+          const Tail out = Fold(summaries, problem, n, nullptr, light.data());
+          EXPECT_EQ(out.read, 1);
+          ExpectTail(flat, problem, n, out);
+          if (::testing::Test::HasFailure()) return;
+        }
+      });
+      EXPECT_EQ(Fold(summaries, problem, 1).read, 3);
+    }
+  }
+}
+
 TEST(FoldValueMeansTest, FetchingAheadChangesNothing) {
   const std::vector<std::byte> memory(10000);
   std::vector<const std::byte*> places;
@@ -581,14 +615,16 @@ TEST(AddValueMeansTest, AddsTheListedClustersOnEveryTarget) {
       // Of either block, odd and even places, one twice, in no order.
       const std::vector<std::int32_t> clusters = {3, 2 * slots + 6, 0, 3, slots - 1, 2 * slots};
       test::OnEveryTarget([&] {
-        for (const int n : {1, 3, kMaxHeads}) {
+        for (const int n : {1, 2, 3, kMaxHeads}) {
           std::vector<float> weights;
           for (int i = 0; i < n; ++i) {
             for (const std::int32_t c : clusters) weights.push_back(problem.weights[i * problem.stride + c]);
           }
           std::vector<float> num = problem.num;
           std::fill(num.begin() + std::ptrdiff_t{n} * head_dim, num.end(), kSentinel);
-          AddValueMeans(summaries.Range(), clusters, n, weights.data(), num.data());
+          // Every other time the last block is light.
+          const std::vector<std::uint8_t> light = {0, 0, n % 2 == 0 ? std::uint8_t{1} : std::uint8_t{0}};
+          AddValueMeans(summaries.Range(), clusters, n, weights.data(), n == 1 ? nullptr : light.data(), num.data());
           for (int i = 0; i < n; ++i) {
             for (int d = 0; d < head_dim; ++d) {
               double expected = problem.num[i * head_dim + d];
@@ -597,7 +633,9 @@ TEST(AddValueMeansTest, AddsTheListedClustersOnEveryTarget) {
                 const Summaries::Block& block = summaries.BlockOf(c);
                 const double weight = problem.weights[i * problem.stride + c];
                 const double deviation =
-                    static_cast<double>(block.value_step[d]) * block.value_means[c % slots * head_dim + d];
+                    n > 1 && light[c / slots] != 0
+                        ? 0.0
+                        : static_cast<double>(block.value_step[d]) * block.value_means[c % slots * head_dim + d];
                 expected += weight * (block.value_mean[d] + deviation);
                 size += weight * (std::fabs(static_cast<double>(block.value_mean[d])) + std::fabs(deviation));
               }

@@ -91,8 +91,11 @@ class JointOperatorTest : public ::testing::Test {
 
   // The method for one KV head, in double.
   virtual std::vector<Vector> Restated(int kv_head, double tau, std::int64_t* rows_read) const {
+    return Restated(kv_head, tau, 5e-4, rows_read);
+  }
+  std::vector<Vector> Restated(int kv_head, double tau, double light_share, std::int64_t* rows_read) const {
     return RestateJointMethod(*cache_, shape_, config_, params_, kv_head, ClustersOf(kv_head), QueriesOf(kv_head), tau,
-                              rows_read);
+                              light_share, rows_read);
   }
 
   void ExpectRestated(float tau, double tolerance) {

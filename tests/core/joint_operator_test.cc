@@ -86,6 +86,46 @@ TEST_F(JointOperatorTest, HolesAndAttentionSinksCount) {
   for (const float tau : {0.2f, 0.01f}) ExpectRestated(tau, 2e-5);
 }
 
+// The keys of every block but five are moved so that each logit falls by 6.
+TEST_F(JointOperatorTest, LightBlocksCountAtTheirMeanValue) {
+  test::OnEveryTarget([&] {
+    Build({2, 2, 40}, 1000, 15, SmallBlocks());
+    std::vector<int> blocks(15);
+    std::iota(blocks.begin(), blocks.end(), 0);
+    for (int h = 0; h < 2; ++h) {
+      const Vector q = test::ToDouble(q_.data() + h * 40, 40);
+      for (std::int64_t r = 320; r < 960; ++r) {
+        Vector key = cache_->DecodedKey(r, h);
+        for (int d = 0; d < 40; ++d) key[d] -= 6.0 / params_.scale * q[d] / test::DotOf(q, q);
+        cache_->SetKey(r, h, std::vector<float>(key.begin(), key.end()).data());
+      }
+    }
+    ASSERT_TRUE(plan_->Build(kv_, blocks, 1).status.ok());
+    for (const float tau : {0.3f, 0.05f}) {
+      ExpectRestated(tau, 2e-5);
+      std::int64_t rows = 0;
+      const Vector light = Restated(0, tau, &rows)[0];
+      EXPECT_GT(test::RelativeL2(light, Restated(0, tau, 0.0, &rows)[0]), 1e-4) << "no block is light";
+      EXPECT_GT(test::RelativeL2(light, Restated(0, tau, 1.0, &rows)[0]), 1e-4) << "all blocks are light";
+    }
+    ExpectReplayedStops();
+  });
+}
+
+// Of a light block a step reads the centroids, and of the values the mean and step: 40 floats each.
+TEST_F(JointOperatorTest, ValueMeansOfLightBlocksAreNotRead) {
+  LayerStats none;
+  LayerStats all;
+  Build({4, 2, 40}, 1000, 15, SmallBlocks());
+  Attend(1.0f, 1, &none);
+  const std::vector<float> sinks(4, 25.0f);
+  params_.sinks = sinks.data();
+  Attend(1.0f, 1, &all);
+  ASSERT_EQ(none.stat_opened_rows, 0u);
+  ASSERT_EQ(all.union_rows, none.union_rows);
+  EXPECT_EQ(none.bytes_read - all.bytes_read, 2u * 15 * plan_->slots() * 40);
+}
+
 TEST_F(JointOperatorTest, ZeroTauIsExact) {
   Build({6, 2, 40}, 1000, 15, SmallBlocks());
   const std::vector<float> out = Attend(0.0f);

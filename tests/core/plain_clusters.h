@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <numeric>
 #include <vector>
 
@@ -18,8 +19,10 @@ namespace scsa::test {
 
 // A cluster as the plan describes it.
 struct PlainCluster {
+  int block = 0;
   std::vector<std::int64_t> rows;
   Vector centroid, value_mean, shape;
+  Vector block_value_mean;
   Vector key_step, value_step;
   double half_trace = 0;
 };
@@ -37,6 +40,7 @@ inline std::vector<PlainCluster> UsableClusters(const BlockPlan& plan, const Sha
     const ConstValueRecord values = layout.Values(plan.value_record(kv_head, b));
     for (int slot = 0; slot < plan.slots(); ++slot) {
       PlainCluster cluster;
+      cluster.block = b;
       const std::uint16_t* offsets = plan.offsets(kv_head, b) + slot;
       for (int i = offsets[0]; i < offsets[1]; ++i) {
         cluster.rows.push_back(std::int64_t{b} * plan.block_rows() + plan.members(kv_head, b)[i]);
@@ -48,6 +52,7 @@ inline std::vector<PlainCluster> UsableClusters(const BlockPlan& plan, const Sha
         cluster.value_mean.push_back(values.mean[d] +
                                      static_cast<double>(values.step[d]) * values.means[layout.ValueAt(slot, d)]);
       }
+      cluster.block_value_mean = test::ToDouble(values.mean, shape.head_dim);
       cluster.shape = test::ToDouble(keys.shape, shape.head_dim);
       cluster.key_step = test::ToDouble(keys.step, shape.head_dim);
       cluster.value_step = test::ToDouble(values.step, shape.head_dim);
@@ -143,11 +148,12 @@ inline std::vector<Vector> RestateOutputs(const SyntheticCache& cache, const Sha
 }
 
 // The whole method of joint_operator.h, in double, for queries of one KV head that open one set of the clusters
-// together. *rows_read as above. The outputs.
+// together; what is closed of blocks with a share below light_share counts at the block's mean value. *rows_read as
+// above. The outputs.
 inline std::vector<Vector> RestateJointMethod(const SyntheticCache& cache, const Shape& shape, const Config& config,
                                               const LogitParams& params, int kv_head,
                                               const std::vector<PlainCluster>& clusters,
-                                              const std::vector<RestatedQuery>& queries, double tau,
+                                              const std::vector<RestatedQuery>& queries, double tau, double light_share,
                                               std::int64_t* rows_read) {
   const std::vector<bool> covered = CoveredRows(cache, clusters);
   std::vector<double> shares(clusters.size(), 0.0);
@@ -161,6 +167,8 @@ inline std::vector<Vector> RestateJointMethod(const SyntheticCache& cache, const
       shares[c] += estimates[c] / total / static_cast<double>(queries.size());
     }
   }
+  std::map<int, double> block_shares;
+  for (std::size_t c = 0; c < clusters.size(); ++c) block_shares[clusters[c].block] += shares[c];
   std::vector<std::size_t> order(clusters.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) {
@@ -173,6 +181,7 @@ inline std::vector<Vector> RestateJointMethod(const SyntheticCache& cache, const
   while (!order.empty() && closed_share + shares[order.back()] < tau) {
     closed_share += shares[order.back()];
     closed.push_back(clusters[order.back()]);
+    if (block_shares[closed.back().block] < light_share) closed.back().value_mean = closed.back().block_value_mean;
     order.pop_back();
   }
   for (const std::size_t c : order) opened.push_back(clusters[c]);

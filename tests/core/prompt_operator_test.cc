@@ -106,7 +106,7 @@ class PromptOperatorTest : public ::testing::Test {
     }
     return test::RestateJointMethod(*cache_, shape_, config_, params_, kv_head,
                                     test::UsableClusters(*plan_, shape_, kv_head, seen_by_all), queries, tau,
-                                    rows_read);
+                                    /*light_share=*/0.0, rows_read);
   }
 
   void ExpectRestated(float tau) {
