@@ -216,9 +216,8 @@ void FrontierWalk::WeighClusters(std::size_t block) {
         static_cast<float>(factor * config_.cluster_size / (masses_[i].settled * static_cast<double>(Group())));
   }
   float* importances = importances_.data() + block * Slots();
-  float block_share = 0.0f;
   SharesAndKeys(Range(block), shape_.group(), estimates_.data() + WeightsAt(block, 0), std::ssize(shares_),
-                factors.data(), shares_.data(), importances, &block_share);
+                factors.data(), shares_.data(), importances, nullptr);
   for (std::size_t c = 0; c < Slots(); ++c) {
     if (open_[block * Slots() + c] != 0) {
       importances[c] = -1.0f;

@@ -191,16 +191,6 @@ struct Int8Weights {
   float scale[kInt8Slab];
 };
 
-// Of n floats, with room for a vector more.
-HWY_INLINE float SumOf(const float* HWY_RESTRICT x, std::size_t n) {
-  const FullTag d;
-  auto sum = hn::Zero(d);
-  std::size_t r = 0;
-  for (; r + hn::Lanes(d) <= n; r += hn::Lanes(d)) sum = hn::Add(sum, hn::LoadU(d, x + r));
-  if (r < n) sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, n - r), hn::LoadU(d, x + r)));
-  return hn::GetLane(hn::SumOfLanes(d, sum));
-}
-
 // sums[i * kMaxHeadDim + dim0 ...] = sum_r weights[i][r] (stored value of row r) over the rows of n_pairs pairs, of
 // which `place` is the first in the batch; for kVecs vectors of dimensions.
 template <std::size_t kQueries, std::size_t kVecs>
@@ -367,7 +357,7 @@ void AttendInt8RowsWith(D d, const Int8RunArgs& args, const SoftmaxState& state)
                              segment.first);
         for (std::size_t s = 0; s < slab; ++s) {
           AddFramed(d, segment.rows, head_dim, sums + s * kMaxHeadDim, weights.scale[s],
-                    SumOf(logits[s] + 2 * segment.first, 2 * segment.n), state.num + (i + s) * head_dim);
+                    SumOf(full, logits[s] + 2 * segment.first, 2 * segment.n), state.num + (i + s) * head_dim);
         }
       }
     }

@@ -306,7 +306,7 @@ void SharesAndKeysTarget(const BlockRange& range, int n, const float* estimates,
     if (range.blocks[b] == nullptr) {
       std::fill_n(shares + b * slots, slots, 0.0f);
       std::fill_n(keys + b * slots, slots, -1.0f);
-      block_shares[b] = 0.0f;
+      if (block_shares != nullptr) block_shares[b] = 0.0f;
       continue;
     }
     const ConstKeyRecord record = range.Keys(b);
@@ -321,7 +321,7 @@ void SharesAndKeysTarget(const BlockRange& range, int n, const float* estimates,
       sum = hn::Add(sum, share);
       hn::StoreU(hn::IfThenElse(hn::Gt(count, hn::Zero(d)), hn::Div(share, count), none), d, keys + b * slots + c);
     }
-    block_shares[b] = hn::GetLane(hn::SumOfLanes(d, sum));
+    if (block_shares != nullptr) block_shares[b] = hn::GetLane(hn::SumOfLanes(d, sum));
   }
 }
 
@@ -330,10 +330,9 @@ template <std::size_t kQueries>
 struct BlockWeights {
   HWY_ALIGN std::int16_t values[kQueries][kMaxBatch];
   float scale[kQueries];  // of the integers
-  float sum[kQueries];    // what the block's mean is weighed with
 };
 
-// num[i][dim0 ...] += sum_c weights[i][c] (value mean of c), for kVecs vectors of dimensions.
+// num[i][dim0 ...] += sum_c weights[i][c] (value mean of c - the block's mean), for kVecs vectors of dimensions.
 template <std::size_t kQueries, std::size_t kVecs, class D>
 HWY_INLINE void AddMeansBlock(D d, std::size_t dim0, std::size_t head_dim, const ConstValueRecord& record,
                               const std::int8_t* means, std::size_t n_pairs, const BlockWeights<kQueries>& weights,
@@ -387,12 +386,10 @@ HWY_INLINE void AddMeansBlock(D d, std::size_t dim0, std::size_t head_dim, const
   for (std::size_t v = 0; v < kVecs; ++v) {
     const std::size_t dim = dim0 + v * kLanes;
     const V step = hn::LoadU(d, record.step + dim);
-    const V mean = hn::LoadU(d, record.mean + dim);
     SCSA_UNROLL
     for (std::size_t i = 0; i < kQueries; ++i) {
       const V deviation = hn::Mul(step, hn::Set(d, weights.scale[i]));
-      const V sum = hn::MulAdd(converted(i, v), deviation, hn::LoadU(d, num[i] + dim));
-      hn::StoreU(hn::MulAdd(hn::Set(d, weights.sum[i]), mean, sum), d, num[i] + dim);
+      hn::StoreU(hn::MulAdd(converted(i, v), deviation, hn::LoadU(d, num[i] + dim)), d, num[i] + dim);
     }
   }
 }
@@ -419,15 +416,13 @@ HWY_INLINE void RoundBlockWeights(const float* HWY_RESTRICT weights, std::int64_
   }
 }
 
-// What value means of clusters add to num: for a slab of query heads, the deviations of one batch of a block's clusters
-// from the block's mean, and `sums` times that mean.
+// The deviations of one batch of a block's clusters from the block's mean, for a slab of query heads.
 template <std::size_t kQueries>
 HWY_NOINLINE void AddMeans(std::size_t head_dim, const ConstValueRecord& record, const std::int8_t* means,
-                           std::size_t n, const float* weights, std::int64_t weights_stride, const float* sums,
-                           float* const* num, Fetcher& fetch_k, Fetcher& fetch_v) {
+                           std::size_t n, const float* weights, std::int64_t weights_stride, float* const* num,
+                           Fetcher& fetch_k, Fetcher& fetch_v) {
   BlockWeights<kQueries> rounded;
   RoundBlockWeights<kQueries>(weights, weights_stride, n, &rounded);
-  std::copy_n(sums, kQueries, rounded.sum);
   constexpr std::size_t kVecs = SCSA_MANY_REGISTERS || kQueries <= 2 ? 4 : 2;
   if (head_dim % hn::MaxLanes(FullTag()) == 0) {
     AddMeansBlocks<kQueries, kVecs>(FullTag(), 0, head_dim, record, means, n / 2, rounded, num, fetch_k, fetch_v);
@@ -437,23 +432,24 @@ HWY_NOINLINE void AddMeans(std::size_t head_dim, const ConstValueRecord& record,
 }
 
 using MeansFunction = void (*)(std::size_t, const ConstValueRecord&, const std::int8_t*, std::size_t, const float*,
-                               std::int64_t, const float*, float* const*, Fetcher&, Fetcher&);
+                               std::int64_t, float* const*, Fetcher&, Fetcher&);
 inline constexpr MeansFunction kMeansFunctions[kHeadSlab] = {&AddMeans<1>, &AddMeans<2>, &AddMeans<3>, &AddMeans<4>};
 
-// The sum of n weights, a multiple of 8.
-HWY_INLINE float SumOfWeights(const float* HWY_RESTRICT weights, std::size_t n) {
-  const EightTag d;
-  auto sum = hn::Zero(d);
-  for (std::size_t c = 0; c < n; c += hn::Lanes(d)) sum = hn::Add(sum, hn::LoadU(d, weights + c));
-  return hn::GetLane(hn::SumOfLanes(d, sum));
-}
-
 // num += weight mean
-HWY_INLINE void AddMean(std::size_t head_dim, const float* HWY_RESTRICT mean, float weight, float* HWY_RESTRICT num) {
-  const EightTag d;
+template <class D>
+HWY_INLINE void AddMeanWith(D d, std::size_t head_dim, const float* HWY_RESTRICT mean, float weight,
+                            float* HWY_RESTRICT num) {
   for (std::size_t dim = 0; dim < head_dim; dim += hn::Lanes(d)) {
     const auto sum = hn::MulAdd(hn::Set(d, weight), hn::LoadU(d, mean + dim), hn::LoadU(d, num + dim));
     hn::StoreU(sum, d, num + dim);
+  }
+}
+
+HWY_INLINE void AddMean(std::size_t head_dim, const float* mean, float weight, float* num) {
+  if (head_dim % hn::MaxLanes(FullTag()) == 0) {
+    AddMeanWith(FullTag(), head_dim, mean, weight, num);
+  } else {
+    AddMeanWith(EightTag(), head_dim, mean, weight, num);
   }
 }
 
@@ -476,41 +472,37 @@ int FoldValueMeansTarget(const BlockRange& range, const TailArgs& args, float* s
     float block_sums[kMaxQHeads];
     float total = 0.0f;
     for (std::int64_t i = 0; i < args.n; ++i) {
-      const float sum = SumOfWeights(weights + i * args.weights_stride, static_cast<std::size_t>(slots));
-      total += sum;
-      sums[i] += sum;
-      block_sums[i] = sum;
+      block_sums[i] = SumOf(EightTag(), weights + i * args.weights_stride, static_cast<std::size_t>(slots));
+      sums[i] += block_sums[i];
+      total += block_sums[i];
     }
     if (total == 0.0f) continue;
-    if (args.light != nullptr && args.light[b] != 0) {
+    if (args.block_shares != nullptr && args.block_shares[b] < kLightShare) {
       fetch_k.Step(static_cast<std::size_t>(block_steps));
       fetch_v.Step(static_cast<std::size_t>(block_steps));
-      for (std::int64_t i = 0; i < args.n; ++i) {
-        AddMean(head_dim, record.mean, block_sums[i], num + static_cast<std::size_t>(i) * head_dim);
+    } else {
+      ++read;
+      for (std::int64_t c0 = 0; c0 < slots; c0 += kBatch) {
+        const std::int64_t n = std::min(kBatch, slots - c0);
+        for (std::int64_t first = 0; first < args.n; first += kSlab) {
+          const std::int64_t heads = std::min(kSlab, args.n - first);
+          float* head_num[kHeadSlab];
+          for (std::int64_t h = 0; h < heads; ++h) head_num[h] = num + static_cast<std::size_t>(first + h) * head_dim;
+          kMeansFunctions[heads - 1](head_dim, record, record.means + static_cast<std::size_t>(c0) * head_dim,
+                                     static_cast<std::size_t>(n), weights + first * args.weights_stride + c0,
+                                     args.weights_stride, head_num, fetch_k, fetch_v);
+        }
       }
-      continue;
     }
-    ++read;
-    for (std::int64_t c0 = 0; c0 < slots; c0 += kBatch) {
-      const std::int64_t n = std::min(kBatch, slots - c0);
-      for (std::int64_t first = 0; first < args.n; first += kSlab) {
-        const std::int64_t heads = std::min(kSlab, args.n - first);
-        float* head_num[kHeadSlab];
-        for (std::int64_t h = 0; h < heads; ++h) head_num[h] = num + static_cast<std::size_t>(first + h) * head_dim;
-        // The block's mean counts once, with the first batch.
-        constexpr float kNone[kHeadSlab] = {};
-        kMeansFunctions[heads - 1](head_dim, record, record.means + static_cast<std::size_t>(c0) * head_dim,
-                                   static_cast<std::size_t>(n), weights + first * args.weights_stride + c0,
-                                   args.weights_stride, c0 == 0 ? block_sums + first : kNone, head_num, fetch_k,
-                                   fetch_v);
-      }
+    for (std::int64_t i = 0; i < args.n; ++i) {
+      AddMean(head_dim, record.mean, block_sums[i], num + static_cast<std::size_t>(i) * head_dim);
     }
   }
   return read;
 }
 
 void AddValueMeansTarget(const BlockRange& range, std::span<const std::int32_t> clusters, int n, const float* weights,
-                         const std::uint8_t* light, float* num) {
+                         const float* block_shares, float* num) {
   const EightTag d;
   const hn::RebindToSigned<EightTag> d32;
   const hn::Rebind<std::int8_t, EightTag> d8;
@@ -520,7 +512,7 @@ void AddValueMeansTarget(const BlockRange& range, std::span<const std::int32_t> 
   for (std::size_t j = 0; j < clusters.size(); ++j) {
     const std::int32_t block = clusters[j] / slots;
     const ConstValueRecord record = range.Values(block);
-    if (light != nullptr && light[block] != 0) {
+    if (block_shares != nullptr && block_shares[block] < kLightShare) {
       for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
         AddMean(head_dim, record.mean, weights[i * clusters.size() + j], num + i * head_dim);
       }

@@ -35,8 +35,8 @@ int FoldValueMeans(const BlockRange& range, const TailArgs& args, float* sums, f
 }
 
 void AddValueMeans(const BlockRange& range, std::span<const std::int32_t> clusters, int n, const float* weights,
-                   const std::uint8_t* light, float* num) {
-  SCSA_DISPATCH(AddValueMeansTarget)(range, clusters, n, weights, light, num);
+                   const float* block_shares, float* num) {
+  SCSA_DISPATCH(AddValueMeansTarget)(range, clusters, n, weights, block_shares, num);
 }
 
 KeyMass MassBelow(const float* keys, const float* shares, std::int64_t n, float at) {

@@ -48,17 +48,21 @@ void EstimateClusters(const BlockRange& range, const EstimateArgs& args, float* 
                       EstimateSums* sums);
 
 // shares[c] = sum_i factors[i] estimates[i * stride + c], keys[c] = shares[c] / members of c; -1 where c has no members
-// or its block is not usable. block_shares, [n_blocks]: sums of the shares.
+// or its block is not usable. block_shares, [n_blocks]: sums of the shares, or nullptr.
 void SharesAndKeys(const BlockRange& range, int n, const float* estimates, std::int64_t stride, const float* factors,
                    float* shares, float* keys, float* block_shares);
+
+// A block whose clusters are expected to hold less than this of the attention, averaged over the query heads, is light:
+// what is closed of it counts at the block's mean value (docs/operator.md).
+inline constexpr float kLightShare = 5e-4f;
 
 struct TailArgs {
   int n = 0;                       // query heads
   const float* weights = nullptr;  // of the range's clusters, [n] at weights_stride
   std::int64_t weights_stride = 0;
-  // [n_blocks], not 0: the clusters of this block count at the mean value of its rows, theirs are not read. nullptr: no
-  // block is that light.
-  const std::uint8_t* light = nullptr;
+  // [n_blocks]: tell which blocks are light. Theirs are weighed at the mean value of the block, and the value means of
+  // its clusters are not read. nullptr: no block is light.
+  const float* block_shares = nullptr;
   // Fetched meanwhile.
   FetchHint next[2];
 };
@@ -69,10 +73,10 @@ struct TailArgs {
 int FoldValueMeans(const BlockRange& range, const TailArgs& args, float* sums, float* num);
 
 // num[i * head_dim ...] += sum_j weights[i * clusters.size() + j] (value mean of clusters[j]) for n query heads, in
-// f32. Clusters are counted from the range's first one, and their blocks are usable. light: as in TailArgs. For a few
-// clusters among many; FoldValueMeans is faster per cluster.
+// f32. Clusters are counted from the range's first one, and their blocks are usable. block_shares: as in TailArgs. For
+// a few clusters among many; FoldValueMeans is faster per cluster.
 void AddValueMeans(const BlockRange& range, std::span<const std::int32_t> clusters, int n, const float* weights,
-                   const std::uint8_t* light, float* num);
+                   const float* block_shares, float* num);
 
 struct KeyMass {
   double mass;         // of the shares with key < at, summed in double

@@ -18,9 +18,6 @@ constexpr int kChunkBlocks = 8;
 constexpr int kMaxChunks = 64;
 // Rows that one part reads exactly: those of a block and what goes with them.
 constexpr std::int64_t kRowsPerPart = 320;
-// A block whose clusters are expected to hold less than this of the attention, averaged over the query heads, is light:
-// what is closed counts at the block's mean value (docs/operator.md).
-constexpr float kLightShare = 5e-4f;
 
 FetchHint RecordsOf(const BlockRange& range, std::size_t bytes, std::size_t at) {
   return {.row_bytes = static_cast<std::int64_t>(bytes),
@@ -59,10 +56,10 @@ Status JointScoring::Prepare(const BlockPlan& plan, const JointQuery& query, Wor
   CutExactRuns();
   // A walk begins when the last part is done: there is one, be it empty.
   if (query.tree != nullptr && exact_parts_.empty()) exact_parts_.push_back({0, 0});
-  const int n_blocks = query.tree != nullptr ? 0 : coverage_.n_blocks();
-  chunk_blocks_ = std::max(kChunkBlocks, static_cast<int>(DivCeil(n_blocks, kMaxChunks)));
-  n_clusters_ = std::int64_t{n_blocks} * plan.slots();
-  n_chunks_ = static_cast<int>(DivCeil(n_blocks, chunk_blocks_));
+  n_blocks_ = query.tree != nullptr ? 0 : coverage_.n_blocks();
+  chunk_blocks_ = std::max(kChunkBlocks, static_cast<int>(DivCeil(n_blocks_, kMaxChunks)));
+  n_clusters_ = std::int64_t{n_blocks_} * plan.slots();
+  n_chunks_ = static_cast<int>(DivCeil(n_blocks_, chunk_blocks_));
   n_exact_ = static_cast<int>(exact_parts_.size());
   n_exact_states_ = std::max(1, n_exact_);
   const int group = shape_.group();
@@ -71,15 +68,14 @@ Status JointScoring::Prepare(const BlockPlan& plan, const JointQuery& query, Wor
     ScratchLayout layout(block);
     const auto q_heads = static_cast<std::size_t>(shape_.q_heads);
     const auto kv_heads = static_cast<std::size_t>(shape_.kv_heads);
-    blocks_ = layout.Take<const std::byte*>(static_cast<std::size_t>(n_blocks));
+    blocks_ = layout.Take<const std::byte*>(static_cast<std::size_t>(n_blocks_));
     qs_ = layout.Take<float>(q_heads * head_dim);
     estimates_ = layout.Take<float>(q_heads * n_clusters_);
     tails_ = layout.Take<float>(q_heads * n_clusters_);
     sums_ = layout.Take<EstimateSums>(q_heads * n_chunks_);
     shares_ = layout.Take<float>(kv_heads * n_clusters_);
     keys_ = layout.Take<float>(kv_heads * n_clusters_);
-    block_shares_ = layout.Take<float>(kv_heads * static_cast<std::size_t>(n_blocks));
-    light_ = layout.Take<std::uint8_t>(kv_heads * static_cast<std::size_t>(n_blocks));
+    block_shares_ = layout.Take<float>(kv_heads * n_blocks_);
     visible_ = layout.Take<const std::uint64_t*>(group);
     exact_ = StateArray(layout, kv_heads * n_exact_states_, group, head_dim);
     return layout.bytes();
@@ -88,7 +84,7 @@ Status JointScoring::Prepare(const BlockPlan& plan, const JointQuery& query, Wor
   if (block == nullptr) return {StatusCode::kOutOfMemory, std::string()};
   lay_out(block);
 
-  for (int b = 0; b < n_blocks; ++b) blocks_[b] = coverage_.usable[b] != 0 ? plan.data(b) : nullptr;
+  for (int b = 0; b < n_blocks_; ++b) blocks_[b] = coverage_.usable[b] != 0 ? plan.data(b) : nullptr;
   for (int h = 0; h < shape_.q_heads; ++h) {
     const float* from = query.q + h * query.head_stride;
     for (int d = 0; d < head_dim; ++d) qs_[h * head_dim + d] = from[d] * query.params.scale;
@@ -112,7 +108,7 @@ BlockRange JointScoring::Range(int kv_head, int first_block, int n_blocks) const
 
 BlockRange JointScoring::ChunkRange(int kv_head, int chunk) const {
   const int first = chunk * chunk_blocks_;
-  return Range(kv_head, first, std::min(chunk_blocks_, coverage_.n_blocks() - first));
+  return Range(kv_head, first, std::min(chunk_blocks_, n_blocks_ - first));
 }
 
 RunArgs JointScoring::ExactRun(int kv_head, std::pair<std::int64_t, std::int64_t> rows) const {
@@ -216,7 +212,6 @@ void JointScoring::Finish(int kv_head) const {
     overflow |= !std::isfinite(total);
     factors[i] = 1.0f / (total * static_cast<float>(group));
   }
-  const int n_blocks = n_chunks_ == 0 ? 0 : coverage_.n_blocks();
   for (int c = 0; c < n_chunks_; ++c) {
     float chunk_factors[kMaxQHeads];
     for (int i = 0; i < group; ++i) {
@@ -226,10 +221,7 @@ void JointScoring::Finish(int kv_head) const {
     const std::int64_t at = FirstCluster(c);
     SharesAndKeys(ChunkRange(kv_head, c), group, estimates_ + first_head * n_clusters_ + at, n_clusters_, chunk_factors,
                   shares_ + kv_head * n_clusters_ + at, keys_ + kv_head * n_clusters_ + at,
-                  block_shares_ + kv_head * n_blocks + c * chunk_blocks_);
-  }
-  for (int b = 0; b < n_blocks; ++b) {
-    light_[kv_head * n_blocks + b] = block_shares_[kv_head * n_blocks + b] < kLightShare ? 1 : 0;
+                  BlockShares(kv_head) + c * chunk_blocks_);
   }
   if (!overflow) return;
   // A query or a row whose logits overflow says nothing about masses: every cluster opens.
@@ -252,7 +244,7 @@ int JointScoring::FoldTail(int kv_head, int chunk, const float* weights, std::pa
   args.n = group;
   args.weights = weights + FirstCluster(chunk);
   args.weights_stride = n_clusters_;
-  args.light = Light(kv_head) + chunk * chunk_blocks_;
+  args.block_shares = BlockShares(kv_head) + chunk * chunk_blocks_;
   args.next[0] = next.first;
   args.next[1] = next.second;
   const int read = FoldValueMeans(ChunkRange(kv_head, chunk), args, state.sum, state.num);
@@ -290,7 +282,7 @@ void JointScoring::FoldTailOf(int kv_head, std::span<const std::int32_t> cluster
     state.max[i] = gauge;
     state.sum[i] = sum;
   }
-  AddValueMeans(Range(kv_head, 0, coverage_.n_blocks()), clusters, group, scratch, Light(kv_head), state.num);
+  AddValueMeans(Range(kv_head, 0, n_blocks_), clusters, group, scratch, BlockShares(kv_head), state.num);
 }
 
 }  // namespace scsa

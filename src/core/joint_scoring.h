@@ -59,8 +59,8 @@ class JointScoring {
   // what it reads first is fetched meanwhile.
   void Run(int kv_head, int part, int next_kv_head, int next_part) const;
 
-  // After all parts of the KV head: merges its exact states into exact(kv_head), fills shares and keys and finds the
-  // blocks that are light. Where a logit overflowed, every cluster's share is 1.
+  // After all parts of the KV head: merges its exact states into exact(kv_head), and fills shares and keys. Where a
+  // logit overflowed, every cluster's share is 1.
   void Finish(int kv_head) const;
 
   const float* shares(int kv_head) const { return shares_ + kv_head * n_clusters_; }
@@ -94,7 +94,7 @@ class JointScoring {
 
   EstimateSums& Sums(int q_head, int chunk) const { return sums_[std::int64_t{q_head} * n_chunks_ + chunk]; }
   std::int64_t FirstCluster(int chunk) const { return std::int64_t{chunk} * chunk_blocks_ * plan_->slots(); }
-  const std::uint8_t* Light(int kv_head) const { return light_ + std::int64_t{kv_head} * coverage_.n_blocks(); }
+  float* BlockShares(int kv_head) const { return block_shares_ + std::int64_t{kv_head} * n_blocks_; }
   BlockRange Range(int kv_head, int first_block, int n_blocks) const;
   BlockRange ChunkRange(int kv_head, int chunk) const;
   RunArgs ExactRun(int kv_head, std::pair<std::int64_t, std::int64_t> rows) const;
@@ -109,21 +109,21 @@ class JointScoring {
   Coverage coverage_;
   std::vector<std::pair<std::int64_t, std::int64_t>> pieces_;  // exact rows, [first, end)
   std::vector<ExactPart> exact_parts_;
+  int n_blocks_ = 0;  // of the coverage; 0 with a tree
   int chunk_blocks_ = 0;
   std::int64_t n_clusters_ = 0;
   int n_chunks_ = 0;
   int n_exact_ = 0;
   int n_exact_states_ = 0;
   // Scratch.
-  const std::byte** blocks_ = nullptr;  // [n_blocks] of the coverage, nullptr where a block is not usable
+  const std::byte** blocks_ = nullptr;  // [n_blocks], nullptr where a block is not usable
   float* qs_ = nullptr;                 // [q_heads][head_dim], scaled
   float* estimates_ = nullptr;          // [q_heads][n_clusters]
   float* tails_ = nullptr;              // [q_heads][n_clusters]
   EstimateSums* sums_ = nullptr;
   float* shares_ = nullptr;        // [kv_heads][n_clusters]
   float* keys_ = nullptr;          // [kv_heads][n_clusters]
-  float* block_shares_ = nullptr;  // [kv_heads][n_blocks] of the coverage
-  std::uint8_t* light_ = nullptr;  // likewise: TailArgs::light
+  float* block_shares_ = nullptr;  // [kv_heads][n_blocks]
   const std::uint64_t** visible_ = nullptr;
   StateArray exact_;  // [kv_heads][n_exact_states]
 };

@@ -154,6 +154,16 @@ HWY_INLINE void Scale(D d, float* HWY_RESTRICT values, std::size_t count, float 
   for (std::size_t i = 0; i < count; i += hn::Lanes(d)) hn::StoreU(hn::Mul(hn::LoadU(d, values + i), f), d, values + i);
 }
 
+// Of n floats. The last vector is read as a whole.
+template <class D>
+HWY_INLINE float SumOf(D d, const float* HWY_RESTRICT x, std::size_t n) {
+  auto sum = hn::Zero(d);
+  std::size_t i = 0;
+  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) sum = hn::Add(sum, hn::LoadU(d, x + i));
+  if (i < n) sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, n - i), hn::LoadU(d, x + i)));
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
 }  // namespace scsa

@@ -478,12 +478,12 @@ struct Tail {
 };
 
 Tail Fold(const Summaries& summaries, const TailProblem& problem, int n, const FetchHint* hints = nullptr,
-          const std::uint8_t* light = nullptr) {
+          const float* block_shares = nullptr) {
   TailArgs args;
   args.n = n;
   args.weights = problem.weights.data();
   args.weights_stride = problem.stride;
-  args.light = light;
+  args.block_shares = block_shares;
   if (hints != nullptr) std::copy_n(hints, 2, args.next);
   Tail out;
   out.sums.assign(static_cast<std::size_t>(n + kGap), kSentinel);
@@ -573,10 +573,10 @@ TEST(FoldValueMeansTest, LightBlocksCountAtTheirMeanOnEveryTarget) {
       Summaries flat = summaries;
       for (const std::size_t b : {0, 3}) std::ranges::fill(flat.blocks[b].value_means, 0);
       const TailProblem problem(summaries, 34);
-      const std::vector<std::uint8_t> light = {1, 0, 1, 2};
+      const std::vector<float> shares = {4.9e-4f, 5e-4f, 0.0f, 1e-9f};
       test::OnEveryTarget([&] {
         for (const int n : {1, 4, kMaxHeads}) {
-          const Tail out = Fold(summaries, problem, n, nullptr, light.data());
+          const Tail out = Fold(summaries, problem, n, nullptr, shares.data());
           EXPECT_EQ(out.read, 1);
           ExpectTail(flat, problem, n, out);
           if (::testing::Test::HasFailure()) return;
@@ -623,8 +623,9 @@ TEST(AddValueMeansTest, AddsTheListedClustersOnEveryTarget) {
           std::vector<float> num = problem.num;
           std::fill(num.begin() + std::ptrdiff_t{n} * head_dim, num.end(), kSentinel);
           // Every other time the last block is light.
-          const std::vector<std::uint8_t> light = {0, 0, n % 2 == 0 ? std::uint8_t{1} : std::uint8_t{0}};
-          AddValueMeans(summaries.Range(), clusters, n, weights.data(), n == 1 ? nullptr : light.data(), num.data());
+          const bool light = n % 2 == 0;
+          const std::vector<float> shares = {1.0f, 1.0f, light ? 1e-4f : 1.0f};
+          AddValueMeans(summaries.Range(), clusters, n, weights.data(), n == 1 ? nullptr : shares.data(), num.data());
           for (int i = 0; i < n; ++i) {
             for (int d = 0; d < head_dim; ++d) {
               double expected = problem.num[i * head_dim + d];
@@ -632,10 +633,9 @@ TEST(AddValueMeansTest, AddsTheListedClustersOnEveryTarget) {
               for (const std::int32_t c : clusters) {
                 const Summaries::Block& block = summaries.BlockOf(c);
                 const double weight = problem.weights[i * problem.stride + c];
-                const double deviation =
-                    n > 1 && light[c / slots] != 0
-                        ? 0.0
-                        : static_cast<double>(block.value_step[d]) * block.value_means[c % slots * head_dim + d];
+                const double deviation = light && c / slots == 2 ? 0.0
+                                                                 : static_cast<double>(block.value_step[d]) *
+                                                                       block.value_means[c % slots * head_dim + d];
                 expected += weight * (block.value_mean[d] + deviation);
                 size += weight * (std::fabs(static_cast<double>(block.value_mean[d])) + std::fabs(deviation));
               }
